@@ -1,0 +1,84 @@
+"""What a method is: a frozen dataclass of hyper-parameters and modules with pure functions.
+
+A training step is `draw` (everything random, for the global batch), then `loss_fn` (deterministic) on
+each microbatch. Splitting a batch therefore cannot change its noise, and a test can call `loss_fn`
+with noise of its own.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import flax.struct
+import jax
+
+from aodiff.metrics import Mean, Sum
+
+Batch = dict[str, jax.Array]  # every array has the batch as its first dimension
+Params = Any
+
+
+@flax.struct.dataclass
+class LossOutput:
+    """Loss in nats with total and count apart; metrics by name, reduced the same way."""
+
+    loss: Mean
+    metrics: dict[str, Mean | Sum]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """One number of a likelihood evaluation.
+
+    fn(params, batch, key, extra) -> (nll (B,) float32 nats summed over the scored tokens of a row,
+    count (B,) float32 number of scored tokens). `key` is the evaluation stream; per-row keys fold in
+    `batch["example_id"]`. `estimator` says in words what the number is: "exact", "upper bound, ...".
+    """
+
+    fn: Callable[[Params, Batch, jax.Array, Any], tuple[jax.Array, jax.Array]]
+    estimator: str
+
+
+@flax.struct.dataclass
+class Samples:
+    """Generated rows: tokens (B, n) int32 in natural order, lengths (B,) int32, and step (B, n) int32,
+    the network call at which each position was filled (-1: it was given)."""
+
+    tokens: jax.Array
+    lengths: jax.Array
+    step: jax.Array
+
+
+class Method(Protocol):
+    """The contract between a paper and the loop, the evaluator, the generator and the compile check."""
+
+    refresh_every: int  # 0: `refresh` is never called
+
+    def batch_spec(self, global_batch: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """What the pipeline must deliver."""
+
+    def init(self, key: jax.Array) -> Params:
+        """Parameters boxed with logical axes; only ever called under `jit` or `eval_shape`."""
+
+    def init_extra(self) -> Any:
+        """The method's own non-trained state, a pytree of arrays ({} for most methods)."""
+
+    def draw(self, key: jax.Array, batch: Batch, step: jax.Array, extra: Any) -> Batch:
+        """Adds everything random (orders, times, masks) to the global batch."""
+
+    def loss_fn(self, params: Params, batch: Batch) -> LossOutput:
+        """The training loss of a drawn batch; deterministic."""
+
+    def refresh(
+        self, params: Params, batch: Batch, key: jax.Array, step: int, extra: Any
+    ) -> tuple[Any, dict[str, float]]:
+        """Host-side update of `extra` between steps, and scalars to log."""
+
+    def evaluations(self, config) -> dict[str, Evaluation]:
+        """Likelihood evaluations by name, chosen by `config.eval`."""
+
+    def sampler(self, config) -> Callable[[Params, Any, jax.Array, jax.Array, jax.Array], Samples]:
+        """fn(params, extra, keys (B,), tokens (B, n), given (B, n) bool) -> Samples; jit-able."""
+
+    def flops_per_token(self) -> float:
+        """Analytic multiply-add FLOPs (2 per multiply-add) of one forward, attention by mask density."""

@@ -1,0 +1,26 @@
+"""Where every random number comes from: one seed, a purpose, a step, a row. Nothing random is stored."""
+
+import jax
+
+INIT, DATA, TRAIN, EVAL, SAMPLE, PROBE = range(6)
+
+
+def stream(seed: int | jax.Array, purpose: int, step: int | jax.Array = 0) -> jax.Array:
+    """Returns the typed key of one purpose at one step.
+
+    Args:
+      seed: the run's seed, a Python int or an integer scalar.
+      purpose: one of the constants of this module.
+      step: training step; evaluation and sampling leave it at 0 (common random numbers).
+    """
+    root = jax.random.key(seed, impl="threefry2x32")
+    return jax.random.fold_in(jax.random.fold_in(root, purpose), step)
+
+
+def example_keys(key: jax.Array, ids: jax.Array) -> jax.Array:
+    """Returns one key per example, (B,), by folding in `ids` (B,) int32.
+
+    Training folds in the row of the global batch, evaluation the example's id in its file. A row's
+    noise is then the same under every mesh, host count and microbatch split.
+    """
+    return jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
