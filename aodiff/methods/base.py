@@ -30,13 +30,22 @@ class LossOutput:
 class Evaluation:
     """One number of a likelihood evaluation.
 
-    fn(params, batch, key, extra) -> (nll (B,) float32 nats summed over the scored tokens of a row,
-    count (B,) float32 number of scored tokens). `key` is the evaluation stream; per-row keys fold in
+    fn(params, batch, key, extra) -> Scores. `key` is the evaluation stream; per-row keys fold in
     `batch["example_id"]`. `estimator` says in words what the number is: "exact", "upper bound, ...".
     """
 
-    fn: Callable[[Params, Batch, jax.Array, Any], tuple[jax.Array, jax.Array]]
+    fn: Callable[[Params, Batch, jax.Array, Any], "Scores"]
     estimator: str
+
+
+@flax.struct.dataclass
+class Scores:
+    """nll (B,) float32 nats summed over the scored tokens of each row, count (B,) float32 scored
+    tokens, and curves: accumulators with array totals and counts, summed over rows."""
+
+    nll: jax.Array
+    count: jax.Array
+    curves: dict[str, Mean]
 
 
 @flax.struct.dataclass
