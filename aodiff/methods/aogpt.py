@@ -1,0 +1,256 @@
+"""AO-GPT: an autoregressive decoder trained on a distribution of generation orders.
+
+Left-to-right GPT is order "l2r", sigma-GPT is `model.injection="input"`, two-stream and Decoupled RoPE
+are injections of the same decoder. Source: Xue et al., arXiv 2506.19935; aogpt in the README table.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aodiff import rng
+from aodiff.config import ConfigError
+from aodiff.core import likelihood
+from aodiff.core.orders import OrderFn, make_order_fn
+from aodiff.data import DataInfo
+from aodiff.methods.base import Batch, Evaluation, LossOutput, Params, Samples, Scores
+from aodiff.metrics import Mean
+from aodiff.nn.aogpt import AOGPT, AOGPTConfig
+from aodiff.sampling.anyorder import generate
+
+FIXED_ORDERS = ("l2r", "reverse", "fractal", "fixed", "block_fixed", "strided", "file")
+
+
+@dataclasses.dataclass(frozen=True)
+class AOGPTMethod:
+    """Hyper-parameters and module of one any-order decoder; see `aodiff.methods.base.Method`."""
+
+    model: AOGPT
+    order: str  # the training order, a spec of `aodiff.core.orders`
+    num_steps: int
+    refresh_every: int = 0
+
+    @classmethod
+    def from_config(cls, config, info: DataInfo) -> "AOGPTMethod":
+        """Raises ConfigError for a model or an order that cannot be built."""
+        method = cls(build_model(config, info), config.method.order, config.train.num_steps)
+        method.order_of(method.order)
+        return method
+
+    def order_of(self, spec: str) -> OrderFn:
+        return make_order_fn(spec, self.seq_len, self.num_steps)
+
+    @property
+    def seq_len(self) -> int:
+        return self.model.cfg.seq_len
+
+    def batch_spec(self, global_batch: int) -> dict[str, jax.ShapeDtypeStruct]:
+        rows = (global_batch, self.seq_len)
+        return {
+            "tokens": jax.ShapeDtypeStruct(rows, jnp.int32),
+            "loss_mask": jax.ShapeDtypeStruct(rows, jnp.bool_),
+            "example_id": jax.ShapeDtypeStruct((global_batch,), jnp.int32),
+        }
+
+    def init(self, key: jax.Array) -> Params:
+        tokens = jnp.zeros((1, self.seq_len), jnp.int32)
+        order = jnp.arange(self.seq_len, dtype=jnp.int32)[None]
+        return self.model.init(key, tokens, order)
+
+    def init_extra(self) -> dict:
+        return {}
+
+    def draw(self, key: jax.Array, batch: Batch, step: jax.Array, extra: Any) -> Batch:
+        """Adds `order` (B, n), a pure function of (key, row of the global batch, step)."""
+        rows = jnp.arange(batch["tokens"].shape[0])
+        return batch | {"order": self.order_of(self.order)(rng.example_keys(key, rows), step)}
+
+    def loss_fn(self, params: Params, batch: Batch) -> LossOutput:
+        """Token NLL in the drawn order (AO section 2.2), nats."""
+        tokens, order = batch["tokens"], batch["order"]
+        nll = likelihood.slot_nll(self.apply(params)(tokens, order), tokens, order)
+        loss = Mean.of(nll, likelihood.to_slots(batch["loss_mask"], order))
+        return LossOutput(loss, {})
+
+    def refresh(self, params, batch, key, step, extra):
+        return extra, {}
+
+    def apply(self, params: Params) -> likelihood.Apply:
+        return lambda tokens, order: self.model.apply(params, tokens, order)
+
+    def evaluations(self, config) -> dict[str, Evaluation]:
+        """One per entry of `config.eval.orders`, plus the ensemble and the order-marginal bound."""
+        e = config.eval
+        found = {name: self.evaluation(name, e.num_orders) for name in e.orders}
+        if e.ensemble:
+            found[f"ensemble_{e.ensemble}"] = self.ensemble(e.ensemble, e.ensemble_steps)
+        if e.marginal:
+            found[f"marginal_{e.marginal}"] = self.marginal(e.marginal)
+        return found
+
+    def evaluation(self, name: str, num_orders: int) -> Evaluation:
+        """`name` is "any", "own" (the training order) or an order of `aodiff.core.orders`."""
+        spec = {"any": "uniform", "own": self.order}.get(name, name)
+        order_fn = self.order_of(spec)
+        return order_evaluation(
+            self.apply,
+            lambda keys, extra: order_fn(keys, jnp.int32(self.num_steps)),
+            f"order {spec}",
+            1 if spec.split("(")[0] in FIXED_ORDERS else num_orders,
+        )
+
+    def ensemble(self, members: int, num_steps: int) -> Evaluation:
+        num_steps = min(num_steps, self.seq_len)
+        uniform = self.order_of("uniform")
+
+        def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
+            order_key, member_key = _split(rng.example_keys(key, batch["example_id"]))
+            nll, count = likelihood.ensemble_nll(
+                self.apply(params),
+                batch["tokens"],
+                uniform(order_key, jnp.int32(0)),
+                member_key,
+                batch["loss_mask"],
+                members=members,
+                num_steps=num_steps,
+            )
+            return Scores(nll, count, {})
+
+        return Evaluation(
+            fn,
+            f"upper bound, context-order ensemble of {members}, {num_steps} random steps per row",
+        )
+
+    def marginal(self, num_orders: int) -> Evaluation:
+        uniform = self.order_of("uniform")
+
+        def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
+            keys = rng.example_keys(key, batch["example_id"])
+            mask = batch["loss_mask"]
+            orders = uniform_orders(uniform, keys, num_orders)
+            nll = likelihood.order_marginal_nll(self.apply(params), batch["tokens"], orders, mask)
+            scored = jnp.any(mask, axis=1)  # a padding row has no likelihood
+            return Scores(jnp.where(scored, nll, 0.0), jnp.sum(mask, axis=1, dtype=jnp.float32), {})
+
+        return Evaluation(fn, f"upper bound, order-marginal over {num_orders} uniform orders")
+
+    def sampler(self, config) -> Callable[..., Samples]:
+        order_fn = self.order_of(config.sample.order)
+        return order_sampler(self.model, lambda keys, extra: order_fn(keys, jnp.int32(0)), config)
+
+    def flops_per_token(self) -> float:
+        return forward_flops_per_token(self.model.cfg)
+
+
+def build_model(config, info: DataInfo) -> AOGPT:
+    """The decoder of `config.model` for the vocabulary and length of the data."""
+    m = config.model
+    if m.width % m.num_heads:
+        raise ConfigError(
+            f"model.width={m.width} does not divide into model.num_heads={m.num_heads} heads; "
+            "choose a width that is a multiple of the number of heads"
+        )
+    return AOGPT(
+        AOGPTConfig(
+            vocab_size=info.vocab_size,
+            seq_len=info.seq_len,
+            num_layers=m.num_layers,
+            width=m.width,
+            num_heads=m.num_heads,
+            cond_dim=m.cond_dim,
+            injection=m.injection,
+            norm=m.norm,
+            qk_norm=m.qk_norm,
+            tied_head=m.tied_head,
+            num_sinks=m.num_sinks,
+            unit_sizes=info.unit_sizes,
+            dtype=m.dtype,
+            remat=m.remat,
+            attention=m.attention,
+        )
+    )
+
+
+def _split(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    pairs = jax.vmap(jax.random.split)(keys)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def uniform_orders(order_fn: OrderFn, keys: jax.Array, num: int) -> jax.Array:
+    """`num` independent orders per row, (num, B, n)."""
+    keys = jax.vmap(lambda k: jax.random.split(k, num), out_axes=1)(keys)
+    return jax.lax.map(lambda k: order_fn(k, jnp.int32(0)), keys)
+
+
+def order_evaluation(
+    apply: Callable[[Params], likelihood.Apply],
+    order_of: Callable[[jax.Array, Any], jax.Array],
+    name: str,
+    repeats: int,
+) -> Evaluation:
+    """NLL under the orders `order_of(keys (B,), extra)`, with its curves by step and by distance.
+
+    Args:
+      repeats: orders averaged per row; 1 states that the order is one fixed permutation, so that the
+        number is an exact likelihood.
+    """
+
+    def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
+        tokens, mask = batch["tokens"], batch["loss_mask"]
+        keys = rng.example_keys(key, batch["example_id"])
+        keys = jax.vmap(lambda k: jax.random.split(k, repeats), out_axes=1)(keys)
+
+        def one(keys: jax.Array):
+            order = order_of(keys, extra)
+            nll = likelihood.slot_nll(apply(params)(tokens, order), tokens, order)
+            scored = likelihood.to_slots(mask, order)
+            curves = {
+                "by_step": likelihood.curve_by_step(nll, scored),
+                "by_gap": likelihood.curve_by_gap(nll, order, scored),
+            }
+            return jnp.sum(jnp.where(scored, nll, 0.0), axis=1), curves
+
+        nll, curves = jax.lax.map(one, keys)
+        curves = jax.tree.map(lambda c: jnp.sum(c, axis=0), curves)
+        return Scores(jnp.mean(nll, axis=0), jnp.sum(mask, axis=1, dtype=jnp.float32), curves)
+
+    words = "exact" if repeats == 1 else f"upper bound (Jensen), mean of {repeats} orders"
+    return Evaluation(fn, f"{words}, {name}")
+
+
+def order_sampler(
+    model: AOGPT, order_of: Callable[[jax.Array, Any], jax.Array], config
+) -> Callable[..., Samples]:
+    """fn(params, extra, keys, tokens, given): cached decoding in the order `order_of(keys, extra)`."""
+    s = config.sample
+
+    def fn(params, extra, keys, tokens, given):
+        order_key, token_key = _split(keys)
+        return generate(
+            model,
+            params,
+            token_key,
+            tokens,
+            given,
+            order_of(order_key, extra),
+            steps=s.steps or model.cfg.seq_len,
+            schedule=s.schedule,
+            temperature=s.temperature,
+            top_p=s.top_p,
+        )
+
+    return fn
+
+
+def forward_flops_per_token(cfg: AOGPTConfig) -> float:
+    """2 FLOPs per multiply-add; causal attention reads half of the sequence on average (aogpt.md 9.3)."""
+    d, layers = cfg.width, cfg.num_layers
+    context = (cfg.seq_len + 1) / 2
+    two = cfg.injection == "two_stream"
+    block = (22 if two else 12) * d * d + (2 if two else 1) * 2 * d * context
+    if cfg.injection == "adaln":
+        block += 6 * cfg.cond_dim * d
+    return 2.0 * (layers * block + d * cfg.padded_vocab)
