@@ -1,0 +1,106 @@
+"""Exact likelihood evaluation over a split: one pass, every row once, noise keyed by the row's id."""
+
+import json
+import math
+import pathlib
+
+import jax
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from aodiff import rng
+from aodiff.data import DataInfo
+from aodiff.data.pipeline import eval_batches
+from aodiff.methods.base import Method
+from aodiff.partitioning import batch_sharding
+
+
+def evaluate(
+    method: Method,
+    params,
+    extra,
+    source,
+    info: DataInfo,
+    config,
+    mesh: Mesh,
+    *,
+    step: int,
+    workdir: pathlib.Path,
+) -> dict[str, dict]:
+    """Scores `config.eval.split` under every evaluation of the method.
+
+    Writes `workdir/eval/<split>-<step>.json` (process 0) and returns its "results": per evaluation
+    name nats/token with standard error over rows, bits, perplexity, counts, estimator and parameter
+    source. Totals are divided once, by the number of scored tokens.
+    """
+    replicated = NamedSharding(mesh, PartitionSpec())
+    results, rows = {}, {}
+    for name, evaluation in method.evaluations(config).items():
+        fn = jax.jit(evaluation.fn, out_shardings=replicated)
+        nll, count, curves = [], [], None
+        for batch in eval_batches(source, config.eval.batch, batch_sharding(mesh)):
+            key = jax.jit(lambda: rng.stream(config.seed, rng.EVAL), out_shardings=replicated)()
+            scores = jax.device_get(fn(params, batch, key, extra))
+            real = scores.count > 0
+            nll.append(scores.nll[real].astype(np.float64))
+            count.append(scores.count[real].astype(np.float64))
+            add = scores.curves if curves is None else jax.tree.map(np.add, curves, scores.curves)
+            curves = add
+        nll, count = np.concatenate(nll), np.concatenate(count)
+        if len(nll) != len(source):
+            raise AssertionError(f"scored {len(nll)} rows of a split of {len(source)}")
+        results[name] = _summary(nll, count, source, info) | {
+            "estimator": evaluation.estimator,
+            "params": config.eval.params,
+            "curves": {k: _curve(c) for k, c in curves.items()},
+        }
+        rows[name] = nll.tolist()
+        logging.info("%s %s", name, format_result(results[name]))
+    record = {
+        "split": config.eval.split,
+        "step": step,
+        "data": info.name,
+        "fingerprint": source.fingerprint,
+        "seed": config.seed,
+        "results": results,
+        "row_nll": rows,
+    }
+    if jax.process_index() == 0:
+        path = workdir / "eval" / f"{config.eval.split}-{step}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1))
+    return results
+
+
+def _summary(nll: np.ndarray, count: np.ndarray, source, info: DataInfo) -> dict:
+    """Ratio estimate sum(nll) / sum(count) with its standard error over rows."""
+    mean = nll.sum() / count.sum()
+    residual = nll - mean * count
+    se = math.sqrt((residual**2).sum() / max(len(nll) - 1, 1) * len(nll)) / count.sum()
+    summary = {
+        "nats_per_token": mean,
+        "nats_per_token_se": se,
+        "bits_per_token": mean / math.log(2),
+        "perplexity": math.exp(min(mean, 700.0)),
+        "tokens": int(count.sum()),
+        "rows": len(nll),
+        "documents": source.stats.documents,
+        "bytes": source.stats.bytes,
+    }
+    if source.stats.bytes:
+        summary["bits_per_byte"] = nll.sum() / math.log(2) / source.stats.bytes
+        summary["bits_per_byte_se"] = se * count.sum() / math.log(2) / source.stats.bytes
+    return summary
+
+
+def _curve(acc) -> list[float | None]:
+    return [float(t / c) if c else None for t, c in zip(acc.total, acc.count, strict=True)]
+
+
+def format_result(result: dict) -> str:
+    """One line: the number users compare, its standard error, and what kind of number it is."""
+    text = f"{result['nats_per_token']:.4f} +- {result['nats_per_token_se']:.4f} nats/token"
+    if "bits_per_byte" in result:
+        text += f", {result['bits_per_byte']:.4f} bits/byte"
+    return f"{text} ({result['estimator']}; {result['params']} parameters)"
