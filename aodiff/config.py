@@ -102,7 +102,8 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             temperature=1.0,
             top_p=1.0,
             params="ema",
-            prompt="",  # text given from position 0 on
+            prompt="",  # text to keep; the model writes the rest
+            positions=(),  # where the prompt's tokens stand; (): from 0 on
         )
     )
     c.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, model=1))

@@ -37,16 +37,14 @@ def evaluate(
     replicated = NamedSharding(mesh, PartitionSpec())
     results, rows = {}, {}
     for name, evaluation in method.evaluations(config).items():
-        fn = jax.jit(evaluation.fn, out_shardings=replicated)
-        nll, count, curves = [], [], None
+        fn = jax.jit(_with_stream(evaluation.fn, config.seed), out_shardings=replicated)
+        nll, count, curves = [], [], {}
         for batch in eval_batches(source, config.eval.batch, batch_sharding(mesh)):
-            key = jax.jit(lambda: rng.stream(config.seed, rng.EVAL), out_shardings=replicated)()
-            scores = jax.device_get(fn(params, batch, key, extra))
+            scores = jax.device_get(fn(params, batch, extra))
             real = scores.count > 0
             nll.append(scores.nll[real].astype(np.float64))
             count.append(scores.count[real].astype(np.float64))
-            add = scores.curves if curves is None else jax.tree.map(np.add, curves, scores.curves)
-            curves = add
+            curves = jax.tree.map(np.add, curves, scores.curves) if curves else scores.curves
         nll, count = np.concatenate(nll), np.concatenate(count)
         if len(nll) != len(source):
             raise AssertionError(f"scored {len(nll)} rows of a split of {len(source)}")
@@ -71,6 +69,10 @@ def evaluate(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1))
     return results
+
+
+def _with_stream(fn, seed: int):
+    return lambda params, batch, extra: fn(params, batch, rng.stream(seed, rng.EVAL), extra)
 
 
 def _summary(nll: np.ndarray, count: np.ndarray, source, info: DataInfo) -> dict:
@@ -104,3 +106,36 @@ def format_result(result: dict) -> str:
     if "bits_per_byte" in result:
         text += f", {result['bits_per_byte']:.4f} bits/byte"
     return f"{text} ({result['estimator']}; {result['params']} parameters)"
+
+
+def comparison_table(workdirs: dict[str, pathlib.Path], split: str) -> str:
+    """The last evaluation of several runs side by side, and paired differences to the first run.
+
+    "own" is each run's training order: exact for one fixed order, a bound for a random one. The
+    difference is over rows scored by both runs, so its standard error leaves out what rows share.
+    """
+    records = {name: latest_record(path, split) for name, path in workdirs.items()}
+    first = next(iter(records.values()))
+    lines = [f"{'run':<14}{'own order, nats/token':>26}{'any order, nats/token':>26}{'own - first':>22}"]
+    for name, record in records.items():
+        cells = [_cell(record["results"].get(key)) for key in ("own", "any")]
+        difference = np.subtract(record["row_nll"]["own"], first["row_nll"]["own"])
+        own = record["results"]["own"]
+        scale = own["rows"] / own["tokens"]
+        se = difference.std(ddof=1) / math.sqrt(len(difference))
+        delta = "" if record is first else f"{difference.mean() * scale:+.4f} +- {se * scale:.4f}"
+        lines.append(f"{name:<14}{cells[0]:>26}{cells[1]:>26}{delta:>22}")
+    return "\n".join(lines)
+
+
+def latest_record(workdir: pathlib.Path, split: str) -> dict:
+    """The evaluation record of the highest step in `workdir/eval`."""
+    paths = sorted((workdir / "eval").glob(f"{split}-*.json"), key=lambda p: int(p.stem.split("-")[-1]))
+    return json.loads(paths[-1].read_text())
+
+
+def _cell(result: dict | None) -> str:
+    if result is None:
+        return "-"
+    bound = "" if result["estimator"].startswith("exact") else "<= "
+    return f"{bound}{result['nats_per_token']:.4f} +- {result['nats_per_token_se']:.4f}"
