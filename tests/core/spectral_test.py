@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+
+from aodiff.core.spectral import fiedler, seriate, soft_rank
+
+
+def path(n, background=0.0, decay=1.0):
+    place = np.arange(n)
+    w = np.exp(-decay * abs(place[:, None] - place[None, :])) + background
+    return np.where(np.eye(n, dtype=bool), 0.0, w)
+
+
+def hide(w, seed):
+    p = np.random.default_rng(seed).permutation(len(w))
+    return w[np.ix_(p, p)], p
+
+
+def is_line(places):
+    """True where the true places, read in the found order, go straight up or straight down."""
+    step = np.diff(places)
+    return abs(step.sum()) == len(step) and (abs(step) == 1).all()
+
+
+@pytest.mark.parametrize("n", [8, 33, 128])
+@pytest.mark.parametrize("background", [0.0, 0.1])
+def test_recovers_a_hidden_path(n, background):
+    w, p = hide(path(n, background), n)
+    found = seriate(w)
+    assert found.num_parts == 1 and is_line(p[found.order])
+
+
+def test_a_uniform_background_moves_eigenvalues_and_nothing_else():
+    w, _ = hide(path(12), 0)
+    hollow = 1 - np.eye(12)
+    f, l2, l3 = fiedler(w)
+    g, m2, m3 = fiedler(w + 0.7 * hollow)
+    np.testing.assert_allclose(abs(f @ g), 1, rtol=1e-9)
+    np.testing.assert_allclose([m2 - l2, m3 - l3], 0.7 * 12)
+
+
+def test_relabelling_units_relabels_the_order():
+    w, _ = hide(path(11), 1)
+    p = np.random.default_rng(2).permutation(11)
+    a, b = seriate(w).order, p[seriate(w[np.ix_(p, p)]).order]
+    assert (a == b).all() or (a == b[::-1]).all()
+
+
+def test_two_disconnected_paths_stay_whole_and_straight():
+    n = 7
+    w = np.zeros((2 * n, 2 * n))
+    w[:n, :n] = w[n:, n:] = path(n)
+    w, p = hide(w, 3)
+    found = seriate(w)
+    places = p[found.order]
+    assert found.num_parts == 2
+    for part in (places[:n], places[n:]):
+        assert is_line(part) and (part < n).all() | (part >= n).all()
+
+
+def test_weak_affinity_joins_the_facing_ends():
+    n = 6
+    strong = np.zeros((2 * n, 2 * n))
+    strong[:n, :n] = strong[n:, n:] = path(n)
+    weak = path(2 * n, decay=0.3) - 0.5  # negative excess is legal: only differences count
+    for seed in range(4):
+        p = np.random.default_rng(seed).permutation(2 * n)
+        ix = np.ix_(p, p)
+        assert is_line(p[seriate(strong[ix], weak[ix]).order])
+
+
+def test_many_parts_follow_the_weak_chain():
+    w = np.kron(np.eye(4), 1 - np.eye(3))  # four separate triangles
+    weak = path(12, decay=0.5)
+    found = seriate(w, weak)
+    assert found.num_parts == 4
+    blocks = found.order.reshape(4, 3) // 3
+    assert (blocks == blocks[:, :1]).all() and is_line(blocks[:, 0])
+
+
+def test_no_edge_is_no_graph():
+    assert seriate(np.zeros((5, 5))) is None
+
+
+def test_priorities_agree_with_the_order_and_reverse():
+    found = seriate(hide(path(9), 5)[0])
+    assert found.priority.min() == 0 and found.priority.max() == 1
+    np.testing.assert_array_equal(np.argsort(-found.priority), found.order)
+    back = found.reverse()
+    np.testing.assert_allclose(back.priority, 1 - found.priority)
+    np.testing.assert_array_equal(np.argsort(-back.priority), back.order)
+
+
+def test_soft_ranks_space_evenly_and_keep_near_ties_near():
+    cosine = np.cos(np.pi * (np.arange(20) + 0.5) / 20)  # the Fiedler vector of a path
+    gaps = -np.diff(soft_rank(cosine))
+    minmax = -np.diff(cosine) / np.ptp(cosine)
+    assert minmax.max() / minmax.min() > 6 and gaps.max() / gaps.min() < 2.1
+    tied = soft_rank(np.array([0.0, 0.5, 0.5001, 1.0]))
+    assert 0 < tied[2] - tied[1] < 0.01
+    np.testing.assert_allclose(soft_rank(-cosine), 1 - soft_rank(cosine))
