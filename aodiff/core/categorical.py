@@ -1,0 +1,71 @@
+"""Drawing tokens from logits: temperature, nucleus, and Gumbel noise of stated precision.
+
+Everything is float32. The uniforms behind the noise have full float32 resolution (`mode="high"`),
+so the largest noise is near 32 nats; the default mode caps it near 16 and cuts events rarer than
+about 1e-7, which acts like a lower temperature (aogpt.md 8.4).
+"""
+
+import jax
+import jax.numpy as jnp
+
+EXCLUDED = (
+    -1e8
+)  # a logit at or below this is a padded id: it has probability zero at any temperature
+
+
+def nucleus(logits: jax.Array, top_p: float) -> jax.Array:
+    """Keeps the shortest prefix of the sorted distribution whose mass reaches `top_p`.
+
+    The token that crosses `top_p` is kept, ties are broken by the lower id, and at least one token
+    stays. `top_p >= 1` returns the logits unchanged, so rounding in the sum cannot drop a tail.
+
+    Args:
+      logits: (..., V) float32.
+      top_p: mass in (0, 1].
+
+    Returns:
+      (..., V) float32 with -inf at the ids that were dropped.
+
+    Source: Xue et al., arXiv 2506.19935, section 5.3 setting; deviations of the reference code in
+    aogpt.md 13.5 and 13.6.
+    """
+    if not top_p > 0:
+        raise ValueError(f"top_p={top_p} keeps no token; give a mass in (0, 1]")
+    if top_p >= 1:
+        return logits
+    axis = logits.ndim - 1
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis)
+    sorted_logits, ids = jax.lax.sort((-logits, ids), dimension=axis, num_keys=2)
+    probs = jax.nn.softmax(-sorted_logits, axis=-1)
+    kept = jnp.cumsum(probs, axis=-1) - probs < top_p  # mass before the token
+    _, kept = jax.lax.sort((ids, kept), dimension=axis, num_keys=1)
+    return jnp.where(kept, logits, -jnp.inf)
+
+
+def sample(keys: jax.Array, logits: jax.Array, temperature: float, top_p: float) -> jax.Array:
+    """Draws one id per distribution, by the Gumbel-max trick.
+
+    Args:
+      keys: (...) typed keys, one per distribution: a draw does not depend on its neighbours.
+      logits: (..., V), any float dtype; ids at or below `EXCLUDED` are never drawn.
+      temperature: divides the logits before the nucleus; 0 takes the most likely id.
+      top_p: nucleus mass in (0, 1]; 1 turns it off.
+
+    Returns:
+      (...) int32 ids.
+    """
+    if not temperature >= 0:
+        raise ValueError(f"temperature={temperature} is not allowed; give 0 (greedy) or more")
+    logits = logits.astype(jnp.float32)
+    if temperature == 0:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    logits = jnp.where(logits <= EXCLUDED, -jnp.inf, logits / temperature)
+    logits = nucleus(logits, top_p)
+    return jnp.argmax(logits + _gumbel(keys, logits.shape), axis=-1).astype(jnp.int32)
+
+
+def _gumbel(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    def one(key: jax.Array) -> jax.Array:
+        return jax.random.gumbel(key, shape[-1:], jnp.float32, mode="high")
+
+    return jax.vmap(one)(keys.reshape(-1)).reshape(shape)
