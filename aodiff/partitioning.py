@@ -32,9 +32,8 @@ RULES = {  # logical axis -> mesh axes; None is unsharded
 }
 
 
-def make_mesh(data: int = 1, fsdp: int = -1, model: int = 1, devices=None) -> Mesh:
-    """Returns a (data, fsdp, model) mesh over `devices` (default: all); one size may be -1."""
-    devices = jax.devices() if devices is None else list(devices)
+def mesh_sizes(data: int, fsdp: int, model: int, count: int) -> tuple[int, int, int]:
+    """Returns (data, fsdp, model) for `count` devices with the one -1 resolved, or raises."""
     sizes = [data, fsdp, model]
     given = dict(zip(MESH_AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
@@ -42,14 +41,21 @@ def make_mesh(data: int = 1, fsdp: int = -1, model: int = 1, devices=None) -> Me
     rest = 1
     for size in sizes:
         rest *= 1 if size == -1 else size
-    if -1 in sizes and len(devices) % rest == 0:
-        sizes[sizes.index(-1)] = len(devices) // rest
-        rest = len(devices)
-    if rest != len(devices):
+    if -1 in sizes and count % rest == 0:
+        sizes[sizes.index(-1)] = count // rest
+        rest = count
+    if rest != count:
         raise ConfigError(
-            f"Mesh {given} does not fit {len(devices)} devices; the product of its sizes must be "
-            f"{len(devices)}, or set one of them to -1."
+            f"Mesh {given} does not fit {count} devices; the product of its sizes must be "
+            f"{count}, or set one of them to -1."
         )
+    return tuple(sizes)
+
+
+def make_mesh(data: int = 1, fsdp: int = -1, model: int = 1, devices=None) -> Mesh:
+    """Returns a (data, fsdp, model) mesh over `devices` (default: all); one size may be -1."""
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = mesh_sizes(data, fsdp, model, len(devices))
     # Large 2-D TPU tori reject narrow `model` axes unless physical axes may be split.
     grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
@@ -64,7 +70,7 @@ def spec_of(names: tuple[str | None, ...]) -> PartitionSpec:
 
 
 def shard(x: jax.Array, *names: str | None) -> jax.Array:
-    """Constrains activation `x` to its logical axes; returns it unchanged where no mesh is active."""
+    """Constrains activation `x` to its logical axes; without an active mesh a no-op."""
     spec = spec_of(names)
     if len(names) != x.ndim:
         raise ValueError(f"shard got {len(names)} names {names} for an array of shape {x.shape}.")
