@@ -116,7 +116,9 @@ def comparison_table(workdirs: dict[str, pathlib.Path], split: str) -> str:
     """
     records = {name: latest_record(path, split) for name, path in workdirs.items()}
     first = next(iter(records.values()))
-    lines = [f"{'run':<14}{'own order, nats/token':>26}{'any order, nats/token':>26}{'own - first':>22}"]
+    lines = [
+        f"{'run':<14}{'own order, nats/token':>26}{'any order, nats/token':>26}{'own - first':>22}"
+    ]
     for name, record in records.items():
         cells = [_cell(record["results"].get(key)) for key in ("own", "any")]
         difference = np.subtract(record["row_nll"]["own"], first["row_nll"]["own"])
@@ -130,7 +132,9 @@ def comparison_table(workdirs: dict[str, pathlib.Path], split: str) -> str:
 
 def latest_record(workdir: pathlib.Path, split: str) -> dict:
     """The evaluation record of the highest step in `workdir/eval`."""
-    paths = sorted((workdir / "eval").glob(f"{split}-*.json"), key=lambda p: int(p.stem.split("-")[-1]))
+    paths = sorted(
+        (workdir / "eval").glob(f"{split}-*.json"), key=lambda p: int(p.stem.split("-")[-1])
+    )
     return json.loads(paths[-1].read_text())
 
 

@@ -28,13 +28,19 @@ def nll_curves(path: pathlib.Path, results: dict[str, dict]) -> None:
     """NLL by generation step and by distance to the nearest revealed position, one line per order."""
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True)
     for axes, curve, label in zip(
-        panels, ("by_step", "by_gap"), ("generation step", "distance to nearest revealed position"),
+        panels,
+        ("by_step", "by_gap"),
+        ("generation step", "distance to nearest revealed position"),
         strict=True,
     ):
         for name, result in results.items():
-            points = [(i, v) for i, v in enumerate(result["curves"].get(curve, [])) if v is not None]
+            points = [
+                (i, v) for i, v in enumerate(result["curves"].get(curve, [])) if v is not None
+            ]
             if points:
-                axes.plot(*np.array(points).T, lw=1, marker="." if curve == "by_gap" else "", label=name)
+                axes.plot(
+                    *np.array(points).T, lw=1, marker="." if curve == "by_gap" else "", label=name
+                )
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
     panels[1].set_xscale("log")
@@ -51,7 +57,9 @@ def generation_order(path: pathlib.Path, row, info) -> None:
         for axes, values, title in zip(
             panels, (row.tokens, step), ("sample", "step it was written"), strict=True
         ):
-            axes.imshow(on_grid(np.asarray(values), info), cmap="gray" if title == "sample" else "viridis")
+            axes.imshow(
+                on_grid(np.asarray(values), info), cmap="gray" if title == "sample" else "viridis"
+            )
             axes.set_title(title)
             axes.axis("off")
         return _save(figure, path)
@@ -64,8 +72,15 @@ def generation_order(path: pathlib.Path, row, info) -> None:
     for i, token in enumerate(row.tokens):
         text = info.tokenizer.decode(np.asarray([token])) if info.tokenizer else str(token)
         text = text if text.isprintable() else "·"
-        axes.text(i % columns, i // columns, text.replace("$", r"\$"), ha="center", va="center",
-                  fontsize=8, family="monospace")
+        axes.text(
+            i % columns,
+            i // columns,
+            text.replace("$", r"\$"),
+            ha="center",
+            va="center",
+            fontsize=8,
+            family="monospace",
+        )
     axes.axis("off")
     figure.colorbar(image, label="step it was written (-1: given)", fraction=0.02)
     return _save(figure, path)

@@ -100,7 +100,12 @@ PRESETS = {
     "": {},
     "nomix": {"method.order": "uniform"},
     "smoke": NANO
-    | {"model.num_layers": 2, "train.num_steps": 60, "optim.warmup_steps": 10, "checkpoint.every": 20},
+    | {
+        "model.num_layers": 2,
+        "train.num_steps": 60,
+        "optim.warmup_steps": 10,
+        "checkpoint.every": 20,
+    },
     "nano": NANO,
     "owt_small": OWT_SMALL,
     "owt_small_nomix": OWT_SMALL | {"method.order": "uniform", "optim.weight_decay": 0.03},

@@ -1,7 +1,7 @@
-"""Likelihood estimators of any-order models; `apply(tokens, order) -> logits (B, n, V)` in slot order.
+"""Likelihood estimators of any-order models.
 
-Every function works on token ids (B, n) int32 in natural order and generation orders (B, n) int32, and
-returns nats. Source: Xue et al., arXiv 2506.19935 (AO); the order-marginal bound follows Eso-LMs,
+`apply(tokens, order) -> logits (B, n, V)` in slot order; token ids (B, n) int32 are in natural order,
+generation orders are (B, n) int32; results are nats. Source: Xue et al., arXiv 2506.19935 (AO); the order-marginal bound follows Eso-LMs,
 arXiv 2506.01928, Theorem 3.1.
 """
 
@@ -70,8 +70,8 @@ def ensemble_nll(
     """Context-order ensemble (AO section 4.2) on a random subset of steps.
 
     At step i the probabilities of x[order[i]] under `members` orders of the context order[:i] are
-    averaged; member 0 is the identity. Steps are drawn per row without replacement, which leaves the
-    mean over steps unbiased.
+    averaged; member 0 is the identity. Steps are drawn per row without replacement, so the mean over
+    steps stays unbiased.
 
     Args:
       keys: (B,) one key per row.
@@ -125,11 +125,13 @@ def conditional_nll(
 
 def curve_by_step(nll: jax.Array, mask: jax.Array) -> Mean:
     """Mean NLL by generation step: total and count (n,) of slot-order `nll` and `mask` (B, n)."""
-    return Mean(jnp.sum(jnp.where(mask, nll, 0.0), axis=0), jnp.sum(mask, axis=0, dtype=jnp.float32))
+    return Mean(
+        jnp.sum(jnp.where(mask, nll, 0.0), axis=0), jnp.sum(mask, axis=0, dtype=jnp.float32)
+    )
 
 
 def nearest_gap(order: jax.Array) -> jax.Array:
-    """Natural distance from order[s] to the nearest position revealed before s, (B, n); n if none."""
+    """Distance from order[s] to the nearest position revealed before s, (B, n); n if there is none."""
     n = order.shape[1]
     distance = jnp.abs(order[:, :, None] - order[:, None, :])
     seen = jnp.tril(jnp.ones((n, n), bool), -1)[None]
@@ -139,5 +141,8 @@ def nearest_gap(order: jax.Array) -> jax.Array:
 def curve_by_gap(nll: jax.Array, order: jax.Array, mask: jax.Array) -> Mean:
     """Mean NLL by `nearest_gap`: total and count (n + 1,) indexed by the gap."""
     gap = nearest_gap(order)
-    add = lambda values: jnp.zeros(order.shape[1] + 1).at[gap].add(jnp.where(mask, values, 0.0))
+
+    def add(values: jax.Array) -> jax.Array:
+        return jnp.zeros(order.shape[1] + 1).at[gap].add(jnp.where(mask, values, 0.0))
+
     return Mean(add(nll), add(jnp.ones_like(nll)))

@@ -1,7 +1,7 @@
 """AO-GPT: an autoregressive decoder trained on a distribution of generation orders.
 
-Left-to-right GPT is order "l2r", sigma-GPT is `model.injection="input"`, two-stream and Decoupled RoPE
-are injections of the same decoder. Source: Xue et al., arXiv 2506.19935; aogpt in the README table.
+Left-to-right GPT is order "l2r", sigma-GPT is `model.injection="input"`; two-stream and Decoupled RoPE
+are injections of the same decoder. Source: Xue et al., arXiv 2506.19935.
 """
 
 import dataclasses
@@ -194,8 +194,8 @@ def order_evaluation(
     """NLL under the orders `order_of(keys (B,), extra)`, with its curves by step and by distance.
 
     Args:
-      repeats: orders averaged per row; 1 states that the order is one fixed permutation, so that the
-        number is an exact likelihood.
+      repeats: orders averaged per row; 1 states that the order is one fixed permutation and the
+        number an exact likelihood.
     """
 
     def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
@@ -224,7 +224,7 @@ def order_evaluation(
 def order_sampler(
     model: AOGPT, order_of: Callable[[jax.Array, Any], jax.Array], config
 ) -> Callable[..., Samples]:
-    """fn(params, extra, keys, tokens, given): cached decoding in the order `order_of(keys, extra)`."""
+    """fn(params, extra, keys, tokens, given): cached decoding in order `order_of(keys, extra)`."""
     s = config.sample
 
     def fn(params, extra, keys, tokens, given):
@@ -246,7 +246,7 @@ def order_sampler(
 
 
 def forward_flops_per_token(cfg: AOGPTConfig) -> float:
-    """2 FLOPs per multiply-add; causal attention reads half of the sequence on average (aogpt.md 9.3)."""
+    """2 FLOPs per multiply-add; causal attention reads half of the sequence on average."""
     d, layers = cfg.width, cfg.num_layers
     context = (cfg.seq_len + 1) / 2
     two = cfg.injection == "two_stream"

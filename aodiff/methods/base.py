@@ -13,6 +13,7 @@ import flax.struct
 import jax
 
 from aodiff.metrics import Mean, Sum
+from aodiff.sampling.samples import Samples
 
 Batch = dict[str, jax.Array]  # every array has the batch as its first dimension
 Params = Any
@@ -46,16 +47,6 @@ class Scores:
     nll: jax.Array
     count: jax.Array
     curves: dict[str, Mean]
-
-
-@flax.struct.dataclass
-class Samples:
-    """Generated rows: tokens (B, n) int32 in natural order, lengths (B,) int32, and step (B, n) int32,
-    the network call at which each position was filled (-1: it was given)."""
-
-    tokens: jax.Array
-    lengths: jax.Array
-    step: jax.Array
 
 
 class Method(Protocol):
