@@ -1,4 +1,4 @@
-"""Exact likelihood evaluation over a split: one pass, every row once, noise keyed by the row's id."""
+"""Likelihood evaluation over a split: one pass, every row once, noise keyed by the row's id."""
 
 import json
 import math

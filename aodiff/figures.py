@@ -25,7 +25,7 @@ def loss_curve(workdir: pathlib.Path) -> None:
 
 
 def nll_curves(path: pathlib.Path, results: dict[str, dict]) -> None:
-    """NLL by generation step and by distance to the nearest revealed position, one line per order."""
+    """NLL by generation step and by distance to the nearest revealed position, a line per order."""
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True)
     for axes, curve, label in zip(
         panels,

@@ -1,4 +1,4 @@
-"""Sampling from a trained model to `samples/<step>.jsonl`, with a figure of the order of one sample."""
+"""Sampling from a trained model to `samples/<step>.jsonl`, with a figure of one sample's order."""
 
 import json
 import pathlib
@@ -59,7 +59,7 @@ def generate(
 
 
 def place_prompt(prompt: str, positions, info: DataInfo) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (n,) int32 and given mask (n,) bool of a prompt at `positions` (default 0, 1, ...)."""
+    """Ids (n,) int32 and given mask (n,) bool of a prompt at `positions` (default 0, 1, ...)."""
     tokens, given = np.zeros(info.seq_len, np.int32), np.zeros(info.seq_len, bool)
     if not prompt:
         if positions:
@@ -74,10 +74,11 @@ def place_prompt(prompt: str, positions, info: DataInfo) -> tuple[np.ndarray, np
             f"sample.positions names {len(where)} positions for a prompt of {len(ids)} tokens; "
             "give one position per token"
         )
-    if len(ids) and (where.min() < 0 or where.max() >= info.seq_len):
+    outside = where[(where < 0) | (where >= info.seq_len)]
+    if len(outside):
         raise ConfigError(
-            f"prompt position {where.max() if where.max() >= info.seq_len else where.min()} is out of "
-            f"range; positions run from 0 to {info.seq_len - 1} (data.seq_len={info.seq_len})"
+            f"prompt position {outside[0]} is out of range; positions run from 0 to "
+            f"{info.seq_len - 1} (data.seq_len={info.seq_len})"
         )
     if len(np.unique(where)) != len(where):
         raise ConfigError("sample.positions repeats a position; every position may be given once")

@@ -40,8 +40,7 @@ class Sum:
 
 def merge(a, b):
     """Adds two equal-structured trees of accumulators."""
-    leaf = lambda x: isinstance(x, Mean | Sum)
-    return jax.tree.map(lambda x, y: x + y, a, b, is_leaf=leaf)
+    return jax.tree.map(lambda x, y: x + y, a, b, is_leaf=lambda x: isinstance(x, Mean | Sum))
 
 
 def values(tree) -> dict:

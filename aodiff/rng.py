@@ -1,4 +1,4 @@
-"""Where every random number comes from: one seed, a purpose, a step, a row. Nothing random is stored."""
+"""Every random number comes from one seed, a purpose, a step and a row; none is stored."""
 
 import jax
 

@@ -1,8 +1,8 @@
 """Likelihood estimators of any-order models.
 
-`apply(tokens, order) -> logits (B, n, V)` in slot order; token ids (B, n) int32 are in natural order,
-generation orders are (B, n) int32; results are nats. Source: Xue et al., arXiv 2506.19935 (AO); the order-marginal bound follows Eso-LMs,
-arXiv 2506.01928, Theorem 3.1.
+`apply(tokens, order) -> logits (B, n, V)` in slot order; token ids (B, n) int32 are in natural
+order, generation orders are (B, n) int32; results are nats. Source: Xue et al., arXiv 2506.19935
+(AO); the order-marginal bound follows Eso-LMs, arXiv 2506.01928, Theorem 3.1.
 """
 
 from collections.abc import Callable
@@ -70,8 +70,8 @@ def ensemble_nll(
     """Context-order ensemble (AO section 4.2) on a random subset of steps.
 
     At step i the probabilities of x[order[i]] under `members` orders of the context order[:i] are
-    averaged; member 0 is the identity. Steps are drawn per row without replacement, so the mean over
-    steps stays unbiased.
+    averaged; member 0 is the identity. Steps are drawn per row without replacement, so the mean
+    over steps stays unbiased.
 
     Args:
       keys: (B,) one key per row.
@@ -131,7 +131,7 @@ def curve_by_step(nll: jax.Array, mask: jax.Array) -> Mean:
 
 
 def nearest_gap(order: jax.Array) -> jax.Array:
-    """Distance from order[s] to the nearest position revealed before s, (B, n); n if there is none."""
+    """Distance from order[s] to the nearest position revealed before s, (B, n); n if none is."""
     n = order.shape[1]
     distance = jnp.abs(order[:, :, None] - order[:, None, :])
     seen = jnp.tril(jnp.ones((n, n), bool), -1)[None]

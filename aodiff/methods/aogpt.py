@@ -1,7 +1,7 @@
 """AO-GPT: an autoregressive decoder trained on a distribution of generation orders.
 
-Left-to-right GPT is order "l2r", sigma-GPT is `model.injection="input"`; two-stream and Decoupled RoPE
-are injections of the same decoder. Source: Xue et al., arXiv 2506.19935.
+Left-to-right GPT is order "l2r", sigma-GPT is `model.injection="input"`; two-stream and Decoupled
+RoPE are injections of the same decoder. Source: Xue et al., arXiv 2506.19935.
 """
 
 import dataclasses

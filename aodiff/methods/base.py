@@ -1,8 +1,8 @@
 """What a method is: a frozen dataclass of hyper-parameters and modules with pure functions.
 
-A training step is `draw` (everything random, for the global batch), then `loss_fn` (deterministic) on
-each microbatch. Splitting a batch therefore cannot change its noise, and a test can call `loss_fn`
-with noise of its own.
+A training step is `draw` (everything random, for the global batch), then `loss_fn` (deterministic)
+on each microbatch. Splitting a batch therefore cannot change its noise, and a test can call
+`loss_fn` with noise of its own.
 """
 
 import dataclasses
@@ -32,7 +32,8 @@ class Evaluation:
     """One number of a likelihood evaluation.
 
     fn(params, batch, key, extra) -> Scores. `key` is the evaluation stream; per-row keys fold in
-    `batch["example_id"]`. `estimator` says in words what the number is: "exact", "upper bound, ...".
+    `batch["example_id"]`. `estimator` says in words what the number is, beginning with "exact" or
+    "upper bound".
     """
 
     fn: Callable[[Params, Batch, jax.Array, Any], "Scores"]
@@ -50,7 +51,7 @@ class Scores:
 
 
 class Method(Protocol):
-    """The contract between a paper and the loop, the evaluator, the generator and the compile check."""
+    """What a paper offers to the loop, the evaluator, the generator and the compile check."""
 
     refresh_every: int  # 0: `refresh` is never called
 
@@ -81,4 +82,4 @@ class Method(Protocol):
         """fn(params, extra, keys (B,), tokens (B, n), given (B, n) bool) -> Samples; jit-able."""
 
     def flops_per_token(self) -> float:
-        """Analytic multiply-add FLOPs (2 per multiply-add) of one forward, attention by mask density."""
+        """Analytic FLOPs of one forward, 2 per multiply-add, attention by mask density."""

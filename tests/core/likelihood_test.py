@@ -51,7 +51,7 @@ def _nll(apply, rows):
     return likelihood.sequence_nll(apply, jnp.asarray(SEQUENCES), rows, MASK)
 
 
-def keys(seed, rows=len(SEQUENCES)):
+def keys(seed, rows=V**N):
     return jax.random.split(jax.random.key(seed), rows)
 
 
