@@ -61,6 +61,14 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             tokenizer="byte",
             seq_len=256,
             permute_seed=config_dict.placeholder(int),  # hide the unit order behind a permutation
+            levels=8,  # gray levels of digits, quantile bins of a table's numeric columns
+            # Generators (aodiff/data/synthetic.py).
+            vocab=8,
+            alpha=0.15,  # Dirichlet concentration of transition rows
+            noise=0.3,  # probability that a unit ignores its parent
+            law_seed=0,
+            train_rows=1_048_576,
+            eval_rows=1024,
         )
     )
     c.optim = ml_collections.ConfigDict(
@@ -118,5 +126,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
         )
     )
     c.log = ml_collections.ConfigDict(dict(every=20, tensorboard=False, wandb=False))
-    c.compare = ml_collections.ConfigDict()  # arm name -> order of an AO-GPT trained with equal compute
+    c.compare = (
+        ml_collections.ConfigDict()
+    )  # arm name -> order of an AO-GPT trained with equal compute
     return c

@@ -1,0 +1,57 @@
+"""From a name in the config to rows of ids: `describe` needs no files, `open_splits` opens them."""
+
+import dataclasses
+import types
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from aodiff.data import codecs, corpora, prepared, synthetic
+from aodiff.data.info import DataError, DataInfo, Stats
+from aodiff.data.pipeline import permute
+from aodiff.data.sources import PermutedSource, Source
+
+__all__ = ["DATA_SETS", "DataError", "DataInfo", "Source", "Stats", "describe", "open_splits"]
+
+# Data sets that need no preparation; any other name is a prepared directory.
+DATA_SETS: dict[str, types.ModuleType] = {
+    **dict.fromkeys(corpora.CORPORA, corpora),
+    **dict.fromkeys(codecs.TABLES, codecs),
+    **dict.fromkeys(synthetic.LAWS, synthetic),
+}
+
+
+def hidden_permutation(config: ConfigDict) -> tuple[int, ...] | None:
+    """Natural position of each unit, or None: hidden[u] = natural[permutation[u]]."""
+    if config.permute_seed is None:
+        return None
+    positions = np.arange(config.seq_len)
+    return tuple(permute(positions, config.seq_len, config.permute_seed).tolist())
+
+
+def describe(config: ConfigDict) -> DataInfo:
+    """Describes `config.data` without opening any file of a prepared data set.
+
+    Raises:
+      DataError: the data set or tokenizer does not fit the rest of the config.
+    """
+    info = DATA_SETS.get(config.name, prepared).describe(config)
+    permutation = hidden_permutation(config)
+    if permutation is None:
+        return info
+    sizes = info.unit_sizes and tuple(info.unit_sizes[p] for p in permutation)
+    return dataclasses.replace(info, permutation=permutation, unit_sizes=sizes)
+
+
+def open_splits(config: ConfigDict) -> dict[str, Source]:
+    """Opens "train", "validation" and "test" of `config.data`.
+
+    Raises:
+      DataError: the data are absent, damaged, or prepared for another length or tokenizer; the
+        sentence holds the command that prepares them.
+    """
+    splits = DATA_SETS.get(config.name, prepared).open_splits(config)
+    permutation = hidden_permutation(config)
+    if permutation is None:
+        return splits
+    return {split: PermutedSource(source, permutation) for split, source in splits.items()}

@@ -1,0 +1,224 @@
+"""Generators whose entropy is known: row i is a pure function of (version, law, seed, i).
+
+One law covers them all: a tree over positions, in which each position depends on its parent alone.
+A Markov chain is the path, independent units are the tree without edges.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import scipy.special
+from ml_collections import ConfigDict
+
+from aodiff.data.info import DataInfo
+from aodiff.data.sources import GeneratedSource, Source
+
+VERSION = 1
+LAW, ROWS = range(2)  # second key word: what the random numbers are for
+
+_LOW = np.uint64(0xFFFFFFFF)
+_MULTIPLIERS = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
+_WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+
+
+def _multiply(a: np.uint64, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """High and low words of the 128-bit product of uint64 values."""
+    shift = np.uint64(32)
+    a_high, a_low = a >> shift, a & _LOW
+    b_high, b_low = b >> shift, b & _LOW
+    cross = a_high * b_low + ((a_low * b_low) >> shift)
+    other = a_low * b_high + (cross & _LOW)
+    return a_high * b_high + (cross >> shift) + (other >> shift), a * b
+
+
+def philox(key: tuple[int, int], counter: np.ndarray) -> np.ndarray:
+    """Philox4x64-10, the generator behind `numpy.random.Philox`, for many counters at once.
+
+    Args:
+      key: two 64-bit words.
+      counter: (N, 4) uint64.
+
+    Returns:
+      (N, 4) uint64 random words.
+
+    Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011).
+    """
+    c0, c1, c2, c3 = counter.T
+    for i in range(10):
+        k0, k1 = (np.uint64((k + i * w) % 2**64) for k, w in zip(key, _WEYL, strict=True))
+        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+    return np.stack([c0, c1, c2, c3], axis=1)
+
+
+def uniforms(seed: int, purpose: int, rows: np.ndarray, n: int) -> np.ndarray:
+    """Returns (len(rows), n) float64 in [0, 1); a row depends on its own number alone."""
+    blocks = -(-n // 4)
+    counter = np.zeros((len(rows), blocks, 4), np.uint64)
+    counter[..., 0] = np.arange(blocks, dtype=np.uint64)
+    counter[..., 1] = np.asarray(rows).astype(np.uint64)[:, None]
+    words = philox((seed % 2**64, purpose), counter.reshape(-1, 4)).reshape(len(rows), -1)
+    return (words[:, :n] >> np.uint64(11)) * 2.0**-53
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TreeLaw:
+    """A distribution over rows of L symbols in natural order.
+
+    Attributes:
+      parents: (L,) int, parents[i] < i, or -1 for a position that depends on nothing.
+      transitions: (L, V, V), transitions[i][a] = law of x_i given that its parent is a. A position
+        without parent has its law in every row.
+    """
+
+    parents: np.ndarray
+    transitions: np.ndarray
+
+    @functools.cached_property
+    def _thresholds(self) -> np.ndarray:
+        return np.cumsum(self.transitions, axis=-1)[..., :-1]
+
+    @functools.cached_property
+    def marginals(self) -> np.ndarray:
+        """Law of each position on its own, (L, V)."""
+        result = np.zeros(self.transitions.shape[:2])
+        for i, parent in enumerate(self.parents):
+            result[i] = (
+                self.transitions[i][0] if parent < 0 else result[parent] @ self.transitions[i]
+            )
+        return result
+
+    @property
+    def entropy(self) -> float:
+        """Exact nats per position: the mean over positions of H(x_i | x_parent)."""
+        inner = scipy.special.entr(self.transitions).sum(-1)  # (L, V)
+        before = np.stack(
+            [np.eye(1, inner.shape[1])[0] if p < 0 else self.marginals[p] for p in self.parents]
+        )
+        return float((before * inner).sum(-1).mean())
+
+    def sample(self, seed: int, rows: np.ndarray) -> np.ndarray:
+        """Rows `rows` (B,) of stream `seed`, (B, L) uint16."""
+        draws = uniforms(seed, ROWS, rows, len(self.parents))
+        x = np.zeros(draws.shape, np.uint16)
+        for i, parent in enumerate(self.parents):
+            given = np.zeros(len(x), np.uint16) if parent < 0 else x[:, parent]
+            x[:, i] = (draws[:, i, None] >= self._thresholds[i][given]).sum(-1)
+        return x
+
+
+def _path(n: int) -> np.ndarray:
+    return np.arange(n) - 1
+
+
+def _noisy_maps(seed: int, n: int, vocab: int, noise: float, invertible: bool) -> np.ndarray:
+    """(n, V, V): a random map of the parent with probability 1 - noise, else uniform."""
+    draws = uniforms(seed, LAW, np.arange(n), vocab)
+    maps = np.argsort(draws, axis=-1) if invertible else (draws * vocab).astype(np.int64)
+    return (1 - noise) * np.eye(vocab)[maps] + noise / vocab
+
+
+def _uniform_roots(parents: np.ndarray, transitions: np.ndarray) -> TreeLaw:
+    transitions[parents < 0] = 1 / transitions.shape[-1]
+    return TreeLaw(parents, transitions)
+
+
+def _dirichlet(seed: int, rows: int, vocab: int, alpha: float) -> np.ndarray:
+    gammas = scipy.special.gammaincinv(alpha, uniforms(seed, LAW, np.arange(rows), vocab))
+    return gammas / gammas.sum(-1, keepdims=True)
+
+
+def markov(n: int, config: ConfigDict) -> TreeLaw:
+    """Stationary order-1 chain with Dirichlet(alpha) rows (AO-GPT's known-entropy stream)."""
+    step = _dirichlet(config.law_seed, config.vocab, config.vocab, config.alpha)
+    # pi (T - I) = 0 with sum 1, as one least-squares system.
+    system = np.vstack([step.T - np.eye(len(step)), np.ones(len(step))])
+    stationary = np.linalg.lstsq(system, np.eye(1, len(step) + 1, len(step))[0], rcond=None)[0]
+    transitions = np.broadcast_to(step, (n, *step.shape)).copy()
+    transitions[0] = stationary / stationary.sum()
+    return TreeLaw(_path(n), transitions)
+
+
+def chain(n: int, config: ConfigDict) -> TreeLaw:
+    """Uniform first unit, then a random permutation of the one before, with noise."""
+    maps = _noisy_maps(config.law_seed, n, config.vocab, config.noise, invertible=True)
+    return _uniform_roots(_path(n), maps)
+
+
+def asymmetric_chain(n: int, config: ConfigDict) -> TreeLaw:
+    """Like `chain` with many-to-one maps: forwards is easier than backwards."""
+    maps = _noisy_maps(config.law_seed, n, config.vocab, config.noise, invertible=False)
+    return _uniform_roots(_path(n), maps)
+
+
+def two_chains(n: int, config: ConfigDict) -> TreeLaw:
+    """Two independent chains, one after the other."""
+    parents = _path(n)
+    parents[n // 2] = -1
+    maps = _noisy_maps(config.law_seed, n, config.vocab, config.noise, invertible=True)
+    return _uniform_roots(parents, maps)
+
+
+def tree(n: int, config: ConfigDict) -> TreeLaw:
+    """A random recursive tree: the parent of i is uniform among the positions before it."""
+    draws = uniforms(config.law_seed, LAW, np.array([n]), n)[0]
+    parents = np.floor(draws * np.arange(n)).astype(np.int64)
+    parents[0] = -1
+    maps = _noisy_maps(config.law_seed, n, config.vocab, config.noise, invertible=True)
+    return _uniform_roots(parents, maps)
+
+
+def iid(n: int, config: ConfigDict) -> TreeLaw:
+    """Independent units, each with a Dirichlet(alpha) law of its own: there is no order to find."""
+    laws = _dirichlet(config.law_seed, n, config.vocab, config.alpha)
+    transitions = np.broadcast_to(laws[:, None], (n, config.vocab, config.vocab))
+    return TreeLaw(np.full(n, -1), transitions)
+
+
+LAWS = {
+    "markov": markov,
+    "chain": chain,
+    "asymmetric_chain": asymmetric_chain,
+    "two_chains": two_chains,
+    "tree": tree,
+    "iid": iid,
+}
+
+
+def make_law(config: ConfigDict) -> TreeLaw:
+    """Returns the law of `config.name`; a pure function of the config."""
+    return LAWS[config.name](config.seq_len, config)
+
+
+def describe(config: ConfigDict) -> DataInfo:
+    return DataInfo(
+        name=config.name,
+        seq_len=config.seq_len,
+        vocab_size=config.vocab,
+        unit="symbol",
+        entropy=make_law(config).entropy,
+    )
+
+
+def open_splits(config: ConfigDict) -> dict[str, Source]:
+    law = make_law(config)
+    # Held-out rows come first, so that train_rows can change without changing them.
+    held_out = config.eval_rows
+    spans = {
+        "train": (2 * held_out, config.train_rows),
+        "validation": (0, held_out),
+        "test": (held_out, held_out),
+    }
+    parameters = (config.vocab, config.alpha, config.noise, config.law_seed, config.seq_len)
+    return {
+        split: GeneratedSource(
+            sample=functools.partial(law.sample, config.law_seed),
+            start=start,
+            length=length,
+            seq_len=config.seq_len,
+            law=f"{config.name}/{VERSION} {parameters}",
+        )
+        for split, (start, length) in spans.items()
+    }
