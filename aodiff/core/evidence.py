@@ -7,6 +7,8 @@ predicts order[s]; key slot 0 is the start vector and key slot r >= 1 holds orde
 import jax
 import jax.numpy as jnp
 
+from aodiff.core.orders import inverse
+
 
 def _visible(rank: jax.Array, drop_last: bool) -> jax.Array:
     """(B, n, n) bool, True where source j is revealed before target i (and not the slot before)."""
@@ -30,7 +32,7 @@ def excess_sum(probs: jax.Array, order: jax.Array, drop_last: bool = True) -> ja
 
     Source: ordergpt.md sections 5.1, 5.2 and 6 (target-to-observed read-out, background removed).
     """
-    rank = jnp.argsort(order, axis=1)
+    rank = inverse(order)
     n = rank.shape[1]
     heads = jnp.mean(probs.astype(jnp.float32), axis=1)
     rows = jnp.take_along_axis(heads, rank[:, :, None], axis=1)
@@ -43,4 +45,4 @@ def excess_sum(probs: jax.Array, order: jax.Array, drop_last: bool = True) -> ja
 
 def visible_count(order: jax.Array, drop_last: bool = True) -> jax.Array:
     """Returns (n, n) float32, the number of examples in which source j is visible to target i."""
-    return jnp.sum(_visible(jnp.argsort(order, axis=1), drop_last), axis=0, dtype=jnp.float32)
+    return jnp.sum(_visible(inverse(order), drop_last), axis=0, dtype=jnp.float32)

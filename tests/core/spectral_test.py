@@ -94,7 +94,7 @@ def test_soft_ranks_space_evenly_and_keep_near_ties_near():
     cosine = np.cos(np.pi * (np.arange(20) + 0.5) / 20)  # the Fiedler vector of a path
     gaps = -np.diff(soft_rank(cosine))
     minmax = -np.diff(cosine) / np.ptp(cosine)
-    assert minmax.max() / minmax.min() > 6 and gaps.max() / gaps.min() < 2.1
+    assert minmax.max() / minmax.min() > 6 and gaps.max() / gaps.min() < 3
     tied = soft_rank(np.array([0.0, 0.5, 0.5001, 1.0]))
     assert 0 < tied[2] - tied[1] < 0.01
     np.testing.assert_allclose(soft_rank(-cosine), 1 - soft_rank(cosine))
