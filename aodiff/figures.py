@@ -58,7 +58,8 @@ def generation_order(path: pathlib.Path, row, info) -> None:
             panels, (row.tokens, step), ("sample", "step it was written"), strict=True
         ):
             axes.imshow(
-                on_grid(np.asarray(values), info), cmap="gray" if title == "sample" else "viridis"
+                info.natural(np.asarray(values)).reshape(info.grid),
+                cmap="gray" if title == "sample" else "viridis",
             )
             axes.set_title(title)
             axes.axis("off")
@@ -84,13 +85,6 @@ def generation_order(path: pathlib.Path, row, info) -> None:
     axes.axis("off")
     figure.colorbar(image, label="step it was written (-1: given)", fraction=0.02)
     return _save(figure, path)
-
-
-def on_grid(values: np.ndarray, info) -> np.ndarray:
-    """Moves values per unit (n,) back to the native grid, undoing the hidden unit permutation."""
-    native = np.empty_like(values)
-    native[info.unit_permutation] = values
-    return native.reshape(info.grid)
 
 
 def _save(figure, path: pathlib.Path) -> None:

@@ -89,8 +89,7 @@ def place_prompt(prompt: str, positions, info: DataInfo) -> tuple[np.ndarray, np
 def _record(index: int, row: Samples, info: DataInfo, config) -> dict:
     s = config.sample
     record = {"id": index, "tokens": row.tokens.tolist(), "step": row.step.tolist()}
-    if info.tokenizer is not None:
-        record["text"] = info.tokenizer.decode(row.tokens[: row.lengths])
+    record["text"] = info.text(row.tokens[: row.lengths])
     return record | {
         "order": s.order,
         "temperature": s.temperature,

@@ -26,6 +26,6 @@ def get_config(preset: str = ""):
     config = base("ordergpt")
     config.data.name = "digits"
     config.eval.orders = ("own", "any")
-    config.compare = {"l2r": "l2r", "fixed": "fixed(1)", "any_order": "uniform"}
+    config.compare = {"l2r": "native", "fixed": "fixed(1)", "any_order": "uniform"}
     config.update_from_flattened_dict(PRESETS[preset])
     return config

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from aodiff import rng
 from aodiff.config import ConfigError
@@ -21,7 +22,7 @@ from aodiff.metrics import Mean
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.sampling.anyorder import generate
 
-FIXED_ORDERS = ("l2r", "reverse", "fractal", "fixed", "block_fixed", "strided", "file")
+FIXED_ORDERS = ("native", "l2r", "reverse", "fractal", "fixed", "block_fixed", "strided", "file")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,18 +30,29 @@ class AOGPTMethod:
     """Hyper-parameters and module of one any-order decoder; see `aodiff.methods.base.Method`."""
 
     model: AOGPT
-    order: str  # the training order, a spec of `aodiff.core.orders`
+    order: str  # the training order: "native" or a spec of `aodiff.core.orders`
     num_steps: int
+    native: tuple[int, ...]  # units in their natural order, seen through the hidden permutation
     refresh_every: int = 0
 
     @classmethod
     def from_config(cls, config, info: DataInfo) -> "AOGPTMethod":
         """Raises ConfigError for a model or an order that cannot be built."""
-        method = cls(build_model(config, info), config.method.order, config.train.num_steps)
+        native = info.natural(np.arange(info.seq_len))
+        method = cls(
+            model=build_model(config, info),
+            order=config.method.order,
+            num_steps=config.train.num_steps,
+            native=tuple(native.tolist()),
+        )
         method.order_of(method.order)
         return method
 
     def order_of(self, spec: str) -> OrderFn:
+        """The order distribution of a spec; raises for one that cannot be built."""
+        if spec == "native":
+            order = jnp.array(self.native, jnp.int32)
+            return lambda keys, step: jnp.broadcast_to(order[None], (keys.shape[0], len(order)))
         return make_order_fn(spec, self.seq_len, self.num_steps)
 
     @property
