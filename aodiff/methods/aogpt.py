@@ -38,12 +38,11 @@ class AOGPTMethod:
     @classmethod
     def from_config(cls, config, info: DataInfo) -> "AOGPTMethod":
         """Raises ConfigError for a model or an order that cannot be built."""
-        native = info.natural(np.arange(info.seq_len))
         method = cls(
             model=build_model(config, info),
             order=config.method.order,
             num_steps=config.train.num_steps,
-            native=tuple(native.tolist()),
+            native=native_order(info),
         )
         method.order_of(method.order)
         return method
@@ -155,6 +154,11 @@ class AOGPTMethod:
 
     def flops_per_token(self) -> float:
         return forward_flops_per_token(self.model.cfg)
+
+
+def native_order(info: DataInfo) -> tuple[int, ...]:
+    """The units in natural order, as the model numbers them."""
+    return tuple(info.natural(np.arange(info.seq_len)).tolist())
 
 
 def build_model(config, info: DataInfo) -> AOGPT:

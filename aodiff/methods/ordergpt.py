@@ -22,7 +22,13 @@ from aodiff.core import curriculum, graph, likelihood, spectral
 from aodiff.core.evidence import visible_count
 from aodiff.core.orders import kendall_tau
 from aodiff.data import DataInfo
-from aodiff.methods.aogpt import AOGPTMethod, build_model, order_evaluation, order_sampler
+from aodiff.methods.aogpt import (
+    AOGPTMethod,
+    build_model,
+    native_order,
+    order_evaluation,
+    order_sampler,
+)
 from aodiff.methods.base import Batch, Evaluation, Params
 from aodiff.nn.order_policy import STUDENTS, OrderMLP, order_loss, z_score
 from aodiff.partitioning import shard
@@ -102,6 +108,7 @@ class OrderGPTMethod(AOGPTMethod):
             model=build_model(config, info),
             order="uniform",
             num_steps=config.train.num_steps,
+            native=native_order(info),
             refresh_every=m.refresh_every,
             phases=phases,
             context_gain=m.context_gain,
