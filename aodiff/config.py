@@ -1,5 +1,10 @@
 """The base config, its validation, and the one exception every bad value raises."""
 
+import difflib
+import json
+import math
+from collections.abc import Mapping
+
 import ml_collections
 from ml_collections import config_dict
 
@@ -28,7 +33,6 @@ METHOD_DEFAULTS = {
         student_width=128,
         student_lr=3e-3,
         student_steps=10,
-        profile="linear",
     ),
 }
 
@@ -130,3 +134,152 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
         ml_collections.ConfigDict()
     )  # arm name -> order of an AO-GPT trained with equal compute
     return c
+
+
+POSITIVE = (
+    "model.num_layers model.width model.num_heads data.seq_len optim.lr optim.eps optim.max_nonfinite "
+    "optim.clip_global_norm train.global_batch train.num_steps train.microbatches eval.batch "
+    "sample.num sample.batch checkpoint.every checkpoint.keep_last log.every"
+).split()
+NOT_NEGATIVE = (
+    "optim.lr_floor optim.warmup_steps optim.weight_decay eval.every sample.steps sample.temperature"
+).split()
+CHOICES = {
+    "eval.params": ("ema", "raw"),
+    "sample.params": ("ema", "raw"),
+    "sample.schedule": ("linear", "cosine"),
+}
+
+
+def finalize(config: ml_collections.ConfigDict) -> ml_collections.FrozenConfigDict:
+    """Validates `config`, fills in derived values and freezes a copy of it.
+
+    Checks that need devices or data are made where those are known: `check_batches`,
+    `aodiff.methods.build` and `aodiff.data.open_splits`.
+
+    Raises:
+      ConfigError: unknown method or key, or a value out of range.
+    """
+    c = ml_collections.ConfigDict(config).copy_and_resolve_references()
+    name = c.get("method", {}).get("name")
+    if name not in METHOD_DEFAULTS:
+        raise ConfigError(
+            f"method.name={name!r} is not a method; choose one of {', '.join(METHOD_DEFAULTS)}"
+        )
+    _check_keys(flatten(c), flatten(base(name)))
+    values = flatten(c)
+    for key in POSITIVE:
+        if not 0 < values[key] < math.inf:
+            raise ConfigError(f"{key}={values[key]} must be positive; raise it")
+    for key in NOT_NEGATIVE:
+        if not 0 <= values[key] < math.inf:
+            raise ConfigError(f"{key}={values[key]} must not be negative; use 0 or more")
+    for key, allowed in CHOICES.items():
+        if values[key] not in allowed:
+            raise ConfigError(f"{key}={values[key]!r} is unknown; use one of {', '.join(allowed)}")
+    for key in ("optim.ema_decay", "optim.b1", "optim.b2"):
+        if not 0 <= values[key] < 1:
+            raise ConfigError(f"{key}={values[key]} is not in [0, 1); choose a value below 1")
+    if not 0 < c.sample.top_p <= 1:
+        raise ConfigError(f"sample.top_p={c.sample.top_p} is not in (0, 1]; 1 keeps every token")
+    if c.train.global_batch % c.train.microbatches:
+        raise ConfigError(
+            f"train.global_batch={c.train.global_batch} does not split into "
+            f"train.microbatches={c.train.microbatches}; choose a multiple"
+        )
+    if c.optim.ema_decay == 0 and "ema" in (c.eval.params, c.sample.params):
+        raise ConfigError(
+            "optim.ema_decay=0 keeps no EMA parameters, but eval.params or sample.params asks for "
+            "them; set both to raw"
+        )
+    if c.optim.decay_steps is None:
+        c.optim.decay_steps = c.train.num_steps
+    return ml_collections.FrozenConfigDict(c)
+
+
+def check_batches(config, rows: int) -> None:
+    """Raises ConfigError unless every batch splits evenly over the mesh.
+
+    Args:
+      config: the config.
+      rows: number of parts the mesh cuts a batch into (size of data times size of fsdp).
+    """
+    for key, batch in {
+        "train.global_batch / train.microbatches": config.train.global_batch
+        // config.train.microbatches,
+        "eval.batch": config.eval.batch,
+        "sample.batch": config.sample.batch,
+    }.items():
+        if batch % rows:
+            raise ConfigError(
+                f"{key} = {batch} does not divide over {rows} batch shards (mesh.data x mesh.fsdp); "
+                f"use a multiple of {rows} or a smaller mesh"
+            )
+
+
+def arm(config, order: str) -> ml_collections.ConfigDict:
+    """The config of a comparison arm: an AO-GPT with `order`, trained with equal compute.
+
+    A probe of OrderGPT costs a third of a training step (one forward of three matmul passes); the arm
+    gets the probes' share as extra steps, counted as if OrderGPT refreshed until the latest freeze.
+    """
+    c = ml_collections.ConfigDict(config).unlock()
+    steps, method = c.train.num_steps, c.method
+    if method.name == "ordergpt":
+        probes = math.ceil(steps * method.shift[1] / method.refresh_every)
+        c.train.num_steps = steps + math.ceil(probes / 3)
+    if c.optim.decay_steps == steps:
+        c.optim.decay_steps = c.train.num_steps
+    c.method = ml_collections.ConfigDict(dict(METHOD_DEFAULTS["aogpt"], name="aogpt", order=order))
+    c.compare = ml_collections.ConfigDict()
+    return c.lock()
+
+
+def flatten(config: Mapping, prefix: str = "") -> dict:
+    """Returns {"group.key": value}; an empty group has no entry."""
+    out = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping | ml_collections.ConfigDict):
+            out |= flatten(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def diff(old: Mapping, new: Mapping) -> dict[str, tuple]:
+    """Returns {"group.key": (old value, new value)} of what differs; an absent key reads None."""
+    old, new = flatten(old), flatten(new)
+    keys = list(old) + [k for k in new if k not in old]
+    return {k: (old.get(k), new.get(k)) for k in keys if old.get(k) != new.get(k)}
+
+
+def to_json(config) -> str:
+    """The config as indented JSON; `from_json` reads it back."""
+    return json.dumps(config.to_dict(), indent=1)
+
+
+def from_json(text: str) -> ml_collections.ConfigDict:
+    """Rebuilds a config written by `to_json`; lists become tuples, as JSON has none."""
+    return from_dict(json.loads(text))
+
+
+def from_dict(stored: dict) -> ml_collections.ConfigDict:
+    """Rebuilds a config from a JSON-decoded dict; see `from_json`."""
+    return ml_collections.ConfigDict(_tuples(stored))
+
+
+def _tuples(value):
+    if isinstance(value, dict):
+        return {k: _tuples(v) for k, v in value.items()}
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def _check_keys(given: dict, allowed: dict) -> None:
+    for key in given:
+        if key not in allowed and not key.startswith("compare."):
+            near = difflib.get_close_matches(key, allowed, n=1)
+            hint = f"did you mean {near[0]}" if near else "see base() in aodiff/config.py"
+            raise ConfigError(f"config key {key} is unknown; {hint}?")
+    missing = [key for key in allowed if key not in given]
+    if missing:
+        raise ConfigError(f"config key {missing[0]} is missing; start from aodiff.config.base()")
