@@ -40,7 +40,8 @@ def evaluate(
         fn = jax.jit(_with_stream(evaluation.fn, config.seed), out_shardings=replicated)
         nll, count, curves = [], [], {}
         for batch in eval_batches(source, config.eval.batch, batch_sharding(mesh)):
-            scores = jax.device_get(fn(params, batch, extra))
+            with jax.set_mesh(mesh):
+                scores = jax.device_get(fn(params, batch, extra))
             real = scores.count > 0
             nll.append(scores.nll[real].astype(np.float64))
             count.append(scores.count[real].astype(np.float64))

@@ -13,6 +13,7 @@ from aodiff import figures, rng
 from aodiff.config import ConfigError
 from aodiff.data import DataInfo
 from aodiff.methods.base import Method, Samples
+from aodiff.partitioning import shard
 
 
 def generate(
@@ -34,10 +35,10 @@ def generate(
     s = config.sample
     prompt, given = place_prompt(s.prompt, s.positions, info)
     replicated = NamedSharding(mesh, PartitionSpec())
-    sampler = method.sampler(config)
+    sampler = method.sampler(config, int(given.sum()))
 
     def draw(params, extra, ids, prompt, given) -> Samples:
-        keys = rng.example_keys(rng.stream(config.seed, rng.SAMPLE), ids)
+        keys = rng.example_keys(rng.stream(config.seed, rng.SAMPLE), shard(ids, "batch"))
         batch = (ids.shape[0], info.seq_len)
         tokens, given = (jnp.broadcast_to(a[None], batch) for a in (prompt, given))
         return sampler(params, extra, keys, tokens, given)
@@ -46,7 +47,8 @@ def generate(
     rows = []
     for start in range(0, s.num, s.batch):
         ids = np.arange(start, start + s.batch, dtype=np.int32)
-        out = jax.device_get(fn(params, extra, ids, prompt, given))
+        with jax.set_mesh(mesh):
+            out = jax.device_get(fn(params, extra, ids, prompt, given))
         rows += [jax.tree.map(lambda a, i=i: a[i], out) for i in range(min(s.batch, s.num - start))]
         logging.info("sampled %d of %d", len(rows), s.num)
     path = workdir / "samples" / f"{step}.jsonl"

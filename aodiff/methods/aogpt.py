@@ -148,9 +148,11 @@ class AOGPTMethod:
 
         return Evaluation(fn, f"upper bound, order-marginal over {num_orders} uniform orders")
 
-    def sampler(self, config) -> Callable[..., Samples]:
-        order_fn = self.order_of(config.sample.order)
-        return order_sampler(self.model, lambda keys, extra: order_fn(keys, jnp.int32(0)), config)
+    def sampler(self, config, max_given: int) -> Callable[..., Samples]:
+        spec = {"own": self.order}.get(config.sample.order, config.sample.order)
+        order_fn = self.order_of(spec)
+        order_of = lambda keys, extra: order_fn(keys, jnp.int32(self.num_steps))  # noqa: E731
+        return order_sampler(self.model, order_of, config, max_given)
 
     def flops_per_token(self) -> float:
         return forward_flops_per_token(self.model.cfg)
@@ -238,7 +240,7 @@ def order_evaluation(
 
 
 def order_sampler(
-    model: AOGPT, order_of: Callable[[jax.Array, Any], jax.Array], config
+    model: AOGPT, order_of: Callable[[jax.Array, Any], jax.Array], config, max_given: int
 ) -> Callable[..., Samples]:
     """fn(params, extra, keys, tokens, given): cached decoding in order `order_of(keys, extra)`."""
     s = config.sample
@@ -256,6 +258,7 @@ def order_sampler(
             schedule=s.schedule,
             temperature=s.temperature,
             top_p=s.top_p,
+            max_given=max_given,
         )
 
     return fn

@@ -78,8 +78,9 @@ class Method(Protocol):
     def evaluations(self, config) -> dict[str, Evaluation]:
         """Likelihood evaluations by name, chosen by `config.eval`."""
 
-    def sampler(self, config) -> Callable[[Params, Any, jax.Array, jax.Array, jax.Array], Samples]:
-        """fn(params, extra, keys (B,), tokens (B, n), given (B, n) bool) -> Samples; jit-able."""
+    def sampler(self, config, max_given: int) -> Callable[..., Samples]:
+        """fn(params, extra, keys (B,), tokens (B, n), given (B, n) bool) -> Samples; jit-able.
+        `max_given` is the largest number of given positions in a row."""
 
     def flops_per_token(self) -> float:
         """Analytic FLOPs of one forward, 2 per multiply-add, attention by mask density."""

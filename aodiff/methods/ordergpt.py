@@ -7,6 +7,7 @@ teacher) and fits the OrderMLP (the student) to it. Source: OrderGPT; ordergpt i
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -29,7 +30,7 @@ from aodiff.methods.aogpt import (
     order_evaluation,
     order_sampler,
 )
-from aodiff.methods.base import Batch, Evaluation, Params
+from aodiff.methods.base import Batch, Evaluation, Params, Samples
 from aodiff.nn.order_policy import STUDENTS, OrderMLP, order_loss, z_score
 from aodiff.partitioning import shard
 
@@ -381,10 +382,10 @@ class OrderGPTMethod(AOGPTMethod):
             return super().evaluation(name, num_orders)
         return order_evaluation(self.apply, _learned, "the learned order", 1)
 
-    def sampler(self, config):
+    def sampler(self, config, max_given: int) -> Callable[..., Samples]:
         if config.sample.order != "own":
-            return super().sampler(config)
-        return order_sampler(self.model, _learned, config)
+            return super().sampler(config, max_given)
+        return order_sampler(self.model, _learned, config, max_given)
 
 
 def _learned(keys: jax.Array, extra: OrderState) -> jax.Array:
