@@ -217,7 +217,8 @@ class OrderGPTMethod(AOGPTMethod):
     def _maybe_start(self, state: OrderState, step: int, nll: float, gain: float) -> OrderState:
         """P0 ends once context helps, or stops helping more, or at the latest step."""
         look = step - state.mark[0] >= self.phases.earliest
-        plateau = look and nll > 0.99 * state.mark[1]
+        # Training starts flat; only after some gain is a flat stretch a plateau.
+        plateau = look and nll > 0.99 * state.mark[1] and gain >= 0.1 * self.context_gain
         if look:
             state = state.replace(mark=np.array([step, nll], np.float32))
         early = step >= self.phases.earliest and (gain >= self.context_gain or plateau)
@@ -282,7 +283,7 @@ class OrderGPTMethod(AOGPTMethod):
         )
         return state, {
             "order/num_parts": line.num_parts,
-            "order/lambda_ratio": line.lambda_3 / max(line.lambda_2, 1e-12),
+            "order/lambda_2_over_3": line.lambda_2 / max(line.lambda_3, 1e-12),
             "order/min_count": rarest,
             "order/direction_gap": sign * float(gap),
             "order/direction_error": float(error),
@@ -371,7 +372,8 @@ class OrderGPTMethod(AOGPTMethod):
             logits = self.model.apply(params, tokens, order)
             return curriculum.linear_profile(likelihood.slot_nll(logits, tokens, order))
 
-        gap = profile(line) - profile(line[::-1])
+        forward, backward = jax.lax.map(profile, jnp.stack([line, line[::-1]]))
+        gap = forward - backward
         return shard(jnp.mean(gap)), shard(jnp.std(gap) / jnp.sqrt(gap.shape[0]))
 
     # ---- evaluation and sampling -----------------------------------------------------------------
