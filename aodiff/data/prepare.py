@@ -225,7 +225,7 @@ def _check_splits(meta: dict[str, Any], entries: dict[str, Any]) -> None:
         entry = entries[split]
         raise DataError(
             f"{split} gets {entry['documents']} documents and no full row; name the files of each "
-            "split (--source validation=FILE), cut files into smaller documents (--layout=blank or line), "
+            "split (--source validation=FILE), cut files into smaller documents (--layout=line), "
             "raise --held_out or lower --length."
         )
 

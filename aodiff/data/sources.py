@@ -156,7 +156,7 @@ class ArrayRecordSource:
     """Rows of an array_record split: a random-access sequence of dicts, as tfds opens it.
 
     Attributes:
-      records: has `len`, `[i]` and `__getitems__(list of rows)`.
+      records: has `len` and `[i]`.
       name: for messages.
     """
 
@@ -177,7 +177,7 @@ class ArrayRecordSource:
 
     def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         try:
-            records = self.records.__getitems__(np.asarray(rows).tolist())
+            records = [self.records[row] for row in np.asarray(rows).tolist()]
         except Exception as error:
             raise DataError(
                 f"{self.name}: rows {min(rows)} to {max(rows)} cannot be read ({error}); copy the "
