@@ -35,7 +35,7 @@ class IntervalMask(NamedTuple):
 
 
 def causal_streams(length: int, strict: tuple[bool, ...] = (False, True)) -> IntervalMask:
-    """Slots in generation order: row q of stream s sees keys 0..q, without q itself if strict[s]."""
+    """Slots in generation order: row q of stream s sees keys 0..q, without q if strict[s]."""
     rows = np.arange(length, dtype=np.int32)
     hi = np.stack([rows - int(s) for s in strict])
     return IntervalMask(rows[None], hi[None], kind="causal")

@@ -1,4 +1,4 @@
-"""Generation orders: `order[b, i]` is the natural position generated at step i; `rank` is its inverse.
+"""Generation orders: `order[b, i]` is the natural position generated at step i, `rank` its inverse.
 
 Every distribution draws one order per key, so an example's order depends on its key alone, never on
 the batch it sits in, the number of hosts or the mesh. Source: aogpt orders of arXiv 2506.19935
@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-OrderFn = Callable[[jax.Array, jax.Array | int], jax.Array]  # (keys (B,), step) -> order (B, n) int32
+# (keys (B,), step) -> order (B, n) int32
+OrderFn = Callable[[jax.Array, jax.Array | int], jax.Array]
 _OneFn = Callable[[jax.Array, jax.Array | int], jax.Array]  # (key, step) -> order (n,)
 
 
@@ -171,14 +172,15 @@ def _reverse(n: int, num_steps: int) -> _OneFn:
 
 def _strided(n: int, num_steps: int, stride: int) -> _OneFn:
     _positive("strided", stride)
-    return _constant(np.concatenate([np.arange(start, n, stride) for start in range(min(stride, n))]))
+    starts = range(min(stride, n))
+    return _constant(np.concatenate([np.arange(start, n, stride) for start in starts]))
 
 
 def _file(n: int, num_steps: int, path: str) -> _OneFn:
     with open(path) as f:
         order = np.asarray(json.load(f))
     if order.shape != (n,) or not np.array_equal(np.sort(order), np.arange(n)):
-        raise ValueError(f"{path} holds no permutation of 0..{n - 1}; write a JSON list of {n} units.")
+        raise ValueError(f"{path} holds no permutation of 0..{n - 1}; write a JSON list of them.")
     return _constant(order)
 
 
