@@ -28,37 +28,7 @@ import numpy as np
 
 from aodiff.core import categorical
 from aodiff.sampling.samples import Samples
-
-SCHEDULES = ("linear", "cosine")
-
-
-def reveal_schedule(n: int, steps: int, kind: str) -> np.ndarray:
-    """Number of tokens revealed after each of `steps` calls, computed once on the host.
-
-    After call i of S it is max(floor(n (1 - s(1 - i / S))), previous + 1), with s(t) = t ("linear")
-    or s(t) = cos((1 - t) pi / 2) ("cosine", slow at the start).
-
-    Returns:
-      (steps,) int32, strictly increasing, its last entry n.
-
-    Raises:
-      ValueError: unknown kind, or steps outside 1..n.
-
-    Source: aogpt.md 8.3.
-    """
-    if kind not in SCHEDULES:
-        raise ValueError(f"Unknown schedule {kind!r}; use one of: {', '.join(SCHEDULES)}.")
-    if not 1 <= steps <= n:
-        raise ValueError(
-            f"steps={steps} cannot reveal n={n} tokens, at least one each; use 1 to {n} steps"
-        )
-    i = np.arange(1, steps + 1)
-    if kind == "linear":
-        revealed = n * i // steps
-    else:
-        # The small term keeps values that are integers on paper from being floored below.
-        revealed = np.floor(n * (1 - np.cos(i / steps * np.pi / 2)) + 1e-9).astype(int)
-    return (np.maximum(np.maximum.accumulate(revealed - i), 0) + i).astype(np.int32)
+from aodiff.sampling.schedule import reveal_schedule, reveal_table
 
 
 def realised_order(order: jax.Array, given: jax.Array) -> jax.Array:
@@ -119,9 +89,9 @@ def generate(
     n = tokens.shape[1]
     _check_rows(tokens, given=given, order=order)
     _check_permutations(order)
-    reveal_schedule(n, steps, schedule)
+    reveal_schedule(n, steps, schedule)  # raises for a request it cannot meet
     least, most = _given_range(given, max_given)
-    table = _reveal_table(n, steps, schedule)
+    table = reveal_table(n, steps, schedule)
     width = int(np.diff(table[n - most : n - least + 1], axis=1).max(initial=1))
     return _generate(
         model,
@@ -154,14 +124,13 @@ def _generate(model, params, keys, tokens, given, order, table, *, most, width, 
         token_keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, position)
         drawn = categorical.sample(token_keys, logits, temperature, top_p)
         target = jnp.where(jnp.arange(width)[None] < count[:, None], position, n)  # n is dropped
-        return tokens.at[row, target].set(drawn, mode="drop"), step.at[row, target].set(
-            call, mode="drop"
-        )
+        tokens = tokens.at[row, target].set(drawn, mode="drop")
+        return tokens, step.at[row, target].set(call, mode="drop")
 
     def call(i, carry):
         tokens, step, cache = carry
         start, stop = num_given + revealed[:, i - 1], num_given + revealed[:, i]
-        logits, cache = _feed(
+        logits, cache = feed(
             model, params, tokens, order, cache, 1 + start, stop - start, width, width
         )
         return *draw(logits, stop, per_call[:, i], i, tokens, step), cache
@@ -170,13 +139,13 @@ def _generate(model, params, keys, tokens, given, order, table, *, most, width, 
     step = jnp.full_like(tokens, -1)
     cache = model.init_cache(batch, max(n - 1 + width, most + 1))
     zero = jnp.zeros_like(num_given)
-    logits, cache = _feed(model, params, tokens, order, cache, zero, num_given + 1, most + 1, width)
+    logits, cache = feed(model, params, tokens, order, cache, zero, num_given + 1, most + 1, width)
     tokens, step = draw(logits, num_given, per_call[:, 0], 0, tokens, step)
     tokens, step, _ = jax.lax.fori_loop(1, calls, call, (tokens, step, cache))
     return Samples(tokens, jnp.full(batch, n, jnp.int32), step)
 
 
-def _feed(model, params, tokens, order, cache, first, count, rows, probes):
+def feed(model, params, tokens, order, cache, first, count, rows, probes):
     """One network call: content slots first .. first + count - 1 of each row, then probes.
 
     Args:
@@ -219,16 +188,6 @@ def _gather(order, first, width):
     """order[first : first + width] of each row, (B, width); indices past an end repeat that end."""
     index = first[:, None] + jnp.arange(width)[None]
     return jnp.take_along_axis(order, jnp.clip(index, 0, order.shape[1] - 1), axis=1)
-
-
-def _reveal_table(n, steps, schedule):
-    """(n + 1, steps + 1) int32: row t is the schedule of t targets, from 0, padded with t."""
-    table = np.zeros((n + 1, steps + 1), np.int32)
-    for targets in range(1, n + 1):
-        used = min(steps, targets)
-        table[targets, 1 : used + 1] = reveal_schedule(targets, used, schedule)
-        table[targets, used + 1 :] = targets
-    return table
 
 
 def _concrete(array) -> bool:
