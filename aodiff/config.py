@@ -130,19 +130,20 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
         )
     )
     c.log = ml_collections.ConfigDict(dict(every=20, tensorboard=False, wandb=False))
-    c.compare = (
-        ml_collections.ConfigDict()
-    )  # arm name -> order of an AO-GPT trained with equal compute
+    # Arm name -> order of an AO-GPT trained with equal compute.
+    c.compare = ml_collections.ConfigDict()
     return c
 
 
 POSITIVE = (
-    "model.num_layers model.width model.num_heads data.seq_len optim.lr optim.eps optim.max_nonfinite "
-    "optim.clip_global_norm train.global_batch train.num_steps train.microbatches eval.batch "
+    "model.num_layers model.width model.num_heads data.seq_len optim.lr optim.eps "
+    "optim.max_nonfinite optim.clip_global_norm train.global_batch train.num_steps "
+    "train.microbatches eval.batch "
     "sample.num sample.batch checkpoint.every checkpoint.keep_last log.every"
 ).split()
 NOT_NEGATIVE = (
-    "optim.lr_floor optim.warmup_steps optim.weight_decay eval.every sample.steps sample.temperature"
+    "optim.lr_floor optim.warmup_steps optim.weight_decay eval.every sample.steps "
+    "sample.temperature"
 ).split()
 CHOICES = {
     "eval.params": ("ema", "raw"),
@@ -212,16 +213,16 @@ def check_batches(config, rows: int) -> None:
     }.items():
         if batch % rows:
             raise ConfigError(
-                f"{key} = {batch} does not divide over {rows} batch shards (mesh.data x mesh.fsdp); "
-                f"use a multiple of {rows} or a smaller mesh"
+                f"{key} = {batch} does not divide over the {rows} batch shards "
+                f"(mesh.data x mesh.fsdp); use a multiple of {rows} or a smaller mesh"
             )
 
 
 def arm(config, order: str) -> ml_collections.ConfigDict:
     """The config of a comparison arm: an AO-GPT with `order`, trained with equal compute.
 
-    A probe of OrderGPT costs a third of a training step (one forward of three matmul passes); the arm
-    gets the probes' share as extra steps, counted as if OrderGPT refreshed until the latest freeze.
+    A probe of OrderGPT costs a third of a training step (one forward of three matmul passes); the
+    arm gets that share as extra steps, counted as if OrderGPT refreshed until its latest freeze.
     """
     c = ml_collections.ConfigDict(config).unlock()
     steps, method = c.train.num_steps, c.method

@@ -46,3 +46,27 @@ def merge(a, b):
 def values(tree) -> dict:
     """Turns a flat dict of accumulators into a dict of scalars."""
     return {name: acc.value() for name, acc in tree.items()}
+
+
+class Window:
+    """Reduces the accumulators of several steps on the host, in float64.
+
+    `state` is a JSON-ready dict of totals and counts; a checkpoint keeps it, so that a resumed run
+    logs the numbers of an uninterrupted one.
+    """
+
+    def __init__(self, state: dict[str, list[float]] | None = None):
+        self.state = dict(state or {})
+
+    def add(self, metrics: dict[str, Mean | Sum]) -> None:
+        """Adds the fetched metrics of one step."""
+        for name, acc in metrics.items():
+            new = [float(acc.total)] + ([float(acc.count)] if isinstance(acc, Mean) else [])
+            old = self.state.get(name, [0.0] * len(new))
+            self.state[name] = [a + b for a, b in zip(old, new, strict=True)]
+
+    def pop(self) -> dict[str, float]:
+        """Returns the value of every metric and starts a new window."""
+        found = {k: v[0] / max(v[1], 1e-20) if len(v) == 2 else v[0] for k, v in self.state.items()}
+        self.state = {}
+        return found

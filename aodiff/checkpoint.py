@@ -1,0 +1,235 @@
+"""Checkpoints: the only module that imports orbax.
+
+A checkpoint of step s is `workdir/checkpoints/s/` with two items: `state`, the arrays, and `meta`,
+the JSON that says which run they belong to. A directory has its final name only when complete.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from absl import logging
+
+from aodiff import config as config_lib
+from aodiff.config import ConfigError
+from aodiff.state import TrainState
+
+FORMAT = 1
+# Keys, and groups of keys, whose change makes the rest of a run another run.
+MODEL_IDENTITY = ("method.", "data.", "model.")
+IDENTITY = ("seed", "train.global_batch", *MODEL_IDENTITY)
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written or read: one sentence with the path and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of one run; saves are asynchronous."""
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        keep_last: int = 1,
+        keep_every: int | None = None,
+        read_only: bool = False,
+    ):
+        policy = ocp.checkpoint_managers
+        policies = [policy.LatestN(keep_last)]
+        if keep_every is not None:
+            policies.append(policy.EveryNSteps(keep_every))
+        self.path = pathlib.Path(workdir).resolve() / "checkpoints"
+        try:
+            self._manager = ocp.CheckpointManager(
+                self.path,
+                options=ocp.CheckpointManagerOptions(
+                    cleanup_tmp_directories=not read_only,
+                    read_only=read_only,
+                    preservation_policy=policy.AnyPreservationPolicy(policies),
+                ),
+            )
+        except OSError as e:
+            raise _error("open", self.path, e) from e
+
+    def latest(self) -> int | None:
+        """Step of the newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: TrainState, meta: dict) -> None:
+        """Starts saving; returns when the arrays may be donated."""
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta | {"step": step})
+        )
+        try:
+            self._manager.save(step, args=items)
+        except (OSError, ValueError, RuntimeError) as e:
+            raise _error("write", self.path / str(step), e) from e
+
+    def wait(self) -> None:
+        """Blocks until every save is complete."""
+        try:
+            self._manager.wait_until_finished()
+        except (OSError, ValueError, RuntimeError) as e:
+            raise _error("write", self.path, e) from e
+
+    def meta(self, step: int) -> dict:
+        """The JSON item of a checkpoint."""
+        return self._restore(step, meta=ocp.args.JsonRestore())["meta"]
+
+    def state(self, step: int, abstract: TrainState) -> TrainState:
+        """The full state, on the shardings of `abstract`. Call it outside any mesh."""
+        return self._restore(step, state=ocp.args.StandardRestore(abstract))["state"]
+
+    def params(self, step: int, abstract: Any) -> Any:
+        """The parameters alone, on the shardings of `abstract` (parameters of a state)."""
+        args = ocp.args.PyTreeRestore(
+            item={"params": abstract},
+            restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),
+            partial_restore=True,
+        )
+        return self._restore(step, state=args)["state"]["params"]
+
+    def _restore(self, step: int, **items) -> Any:
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as e:  # orbax and tensorstore raise many types for damaged files
+            raise _error("read", self.path / str(step), e) from e
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _error(verb: str, path: pathlib.Path, e: Exception) -> CheckpointError:
+    reason = " ".join(str(e).split())[:300]
+    advice = {
+        "open": "choose a directory you may write to with --workdir",
+        "write": "free space or permissions, then rerun the same command; it continues from the "
+        "newest complete checkpoint",
+        "read": "delete that directory to continue from an older one, or use another --workdir",
+    }[verb]
+    reason = f"{type(e).__name__}: {reason}"
+    return CheckpointError(f"cannot {verb} checkpoint {path} ({reason}); {advice}")
+
+
+def make_meta(config, fingerprint: str, versions: dict[str, str]) -> dict:
+    """The JSON item of every checkpoint of a run, without its step."""
+    return {
+        "format": FORMAT,
+        "config": config.to_dict(),
+        "fingerprint": fingerprint,
+        "prng": "threefry2x32",
+        "versions": versions,
+    }
+
+
+def check_same_run(
+    stored: dict,
+    config,
+    fingerprint: str,
+    where: pathlib.Path,
+    identity: tuple[str, ...] = IDENTITY,
+) -> dict[str, tuple]:
+    """Returns the harmless differences between a stored run and `config`.
+
+    Args:
+      stored: `make_meta` of the stored run, through JSON.
+      config: the present config.
+      fingerprint: of the present training split.
+      where: workdir of the stored run, for the message.
+      identity: keys, and groups ending in a dot, that must agree.
+
+    Raises:
+      ConfigError: the data or one of `identity` differ, without `checkpoint.allow_config_change`.
+    """
+    present = json.loads(json.dumps(config.to_dict()))
+    changed = config_lib.diff(stored["config"], present)
+    for key in ("checkpoint.allow_config_change", "data.dir"):
+        changed.pop(key, None)
+    if stored["fingerprint"] != fingerprint:
+        changed["data fingerprint"] = (stored["fingerprint"], fingerprint)
+    refused = {
+        key: values
+        for key, values in changed.items()
+        if key in (*identity, "data fingerprint") or f"{key.split('.')[0]}." in identity
+    }
+    if refused and not config.checkpoint.allow_config_change:
+        raise ConfigError(
+            f"{where} holds a run with {_listed(refused, 0)}, but this command asks for "
+            f"{_listed(refused, 1)}; use another --workdir, or "
+            "--config.checkpoint.allow_config_change=True to continue it all the same"
+        )
+    return changed
+
+
+def _listed(changes: dict[str, tuple], side: int) -> str:
+    shown = [f"{k}={v[side]!r}" for k, v in list(changes.items())[:4]]
+    return ", ".join(shown) + (", ..." if len(changes) > 4 else "")
+
+
+def start_up(
+    own: Checkpoints, config, abstract: TrainState, meta: dict, fresh: Callable[[], TrainState]
+) -> tuple[TrainState, dict]:
+    """Finds where a run starts: latest in its workdir, `resume_from`, `init_from`, or fresh.
+
+    Args:
+      own: checkpoints of the run's workdir.
+      config: the present config.
+      abstract: from `aodiff.state.abstract_state`.
+      meta: from `make_meta`.
+      fresh: makes the initial state.
+
+    Returns:
+      The state, and the meta item of the checkpoint it continues ({}: it does not continue any).
+
+    Raises:
+      ConfigError: the checkpoint belongs to another run, or the named directory holds none.
+      CheckpointError: the checkpoint is damaged.
+    """
+    c = config.checkpoint
+    if (step := own.latest()) is not None:
+        logging.info("start: from step %d of this workdir", step)
+        return _resume(own, step, config, abstract, meta)
+    if c.resume_from is not None:
+        other, step = existing(c.resume_from, "checkpoint.resume_from")
+        logging.info("start: resume_from step %d of %s", step, c.resume_from)
+        return _resume(other, step, config, abstract, meta)
+    if c.init_from is not None:
+        other, step = existing(c.init_from, "checkpoint.init_from")
+        logging.info("start: parameters of step %d of %s", step, c.init_from)
+        state = fresh().replace(params=other.params(step, abstract.params))
+        if state.ema_params is not None:
+            state = state.replace(ema_params=jax.tree.map(jnp.copy, state.params))
+        return state, {}
+    logging.info("start: fresh")
+    return fresh(), {}
+
+
+def existing(workdir: str | pathlib.Path, what: str) -> tuple[Checkpoints, int]:
+    """The checkpoints of a workdir that must have some, and the newest step.
+
+    Raises:
+      ConfigError: there is none; `what` says which setting named the directory.
+    """
+    path = pathlib.Path(workdir)
+    found = Checkpoints(path, read_only=True) if (path / "checkpoints").is_dir() else None
+    step = found.latest() if found else None
+    if step is None:
+        raise ConfigError(
+            f"{what}={str(workdir)!r} holds no checkpoint; name the workdir of a run that has "
+            "saved one"
+        )
+    return found, step
+
+
+def _resume(
+    found: Checkpoints, step: int, config, abstract: TrainState, meta: dict
+) -> tuple[TrainState, dict]:
+    stored = found.meta(step)
+    changed = check_same_run(stored, config, meta["fingerprint"], found.path.parent)
+    for key, (old, new) in changed.items():
+        logging.info("changed since the checkpoint: %s %r -> %r", key, old, new)
+    return found.state(step, abstract), stored

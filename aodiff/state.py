@@ -1,0 +1,75 @@
+"""The training state: abstract first, then born sharded, so that it never exists on one device."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from aodiff import partitioning, rng
+from aodiff.methods.base import Method, Params
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Everything a run needs to continue, as global arrays.
+
+    Attributes:
+      step: int32 scalar, number of updates made (skipped ones included).
+      params: float32 parameters without logical names.
+      ema_params: their exponential moving average, or None.
+      opt_state: of the optax optimizer.
+      extra: the method's own non-trained state.
+    """
+
+    step: jax.Array
+    params: Params
+    ema_params: Params | None
+    opt_state: Any
+    extra: Any
+
+
+def abstract_params(method: Method) -> Params:
+    """Shapes of the parameters, still boxed with their logical names. Call it outside any mesh."""
+    return jax.eval_shape(lambda: method.init(rng.stream(0, rng.INIT)))
+
+
+def create(
+    method: Method, tx: optax.GradientTransformation, ema: bool, seed: int | jax.Array
+) -> TrainState:
+    """The boxed initial state; only ever traced."""
+    params = method.init(rng.stream(seed, rng.INIT))
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        ema_params=params if ema else None,
+        opt_state=tx.init(params),
+        extra=jax.tree.map(jnp.asarray, method.init_extra()),
+    )
+
+
+def abstract_state(
+    method: Method, tx: optax.GradientTransformation, ema: bool, mesh: Mesh
+) -> TrainState:
+    """The state as `ShapeDtypeStruct`s with shardings; init, restore and compile check use it."""
+    boxed = jax.eval_shape(lambda: create(method, tx, ema, 0))
+    shardings = partitioning.param_shardings(boxed, mesh)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        partitioning.unbox(boxed),
+        shardings,
+    )
+
+
+def init_state(
+    method: Method, tx: optax.GradientTransformation, ema: bool, abstract: TrainState, seed: int
+) -> TrainState:
+    """The concrete initial state with the shardings of `abstract`. Call it outside any mesh."""
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+
+    def build() -> TrainState:
+        return partitioning.unbox(create(method, tx, ema, seed))
+
+    return jax.jit(build, out_shardings=shardings)()

@@ -1,0 +1,356 @@
+"""The one training loop."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import math
+import pathlib
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from absl import logging
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from aodiff import (
+    accounting,
+    checkpoint,
+    data,
+    distributed,
+    figures,
+    methods,
+    optim,
+    partitioning,
+    rng,
+    state,
+    steps,
+)
+from aodiff import config as config_lib
+from aodiff.config import ConfigError
+from aodiff.data.pipeline import train_batches
+from aodiff.evaluate import evaluate
+from aodiff.methods.base import Method
+from aodiff.metrics import Mean, Sum, Window
+from aodiff.profiling import Profiler
+from aodiff.state import TrainState
+from aodiff.writers import Writers
+
+
+class TrainingError(Exception):
+    """Training cannot go on: one sentence with the step, the reason and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What training, evaluation and sampling build before they touch a device array."""
+
+    config: Any  # finalized
+    mesh: Mesh
+    info: data.DataInfo
+    method: Method
+    tx: optax.GradientTransformation
+    abstract: TrainState
+
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+
+def set_up(config, method: Method | None = None) -> Setup:
+    """Finalizes the config and builds mesh, method, optimizer and abstract state."""
+    config = config_lib.finalize(config)
+    mesh = partitioning.make_mesh(**config.mesh)
+    config_lib.check_batches(config, mesh.shape["data"] * mesh.shape["fsdp"])
+    info = data.describe(config.data)
+    method = method or methods.build(config, info)
+    for order in config.compare.values():
+        methods.build(config_lib.arm(config, order), info)
+    mask = optim.decay_mask(state.abstract_params(method))
+    tx = optim.make_optimizer(config.optim, config.train.num_steps, mask)
+    abstract = state.abstract_state(method, tx, config.optim.ema_decay > 0, mesh)
+    return Setup(config, mesh, info, method, tx, abstract)
+
+
+def restore(setup: Setup, workdir: pathlib.Path, params: str) -> tuple[int, Any, Any]:
+    """Reads (step, parameters "ema" or "raw", extra) of the newest checkpoint in `workdir`."""
+    found, step = checkpoint.existing(workdir, "--workdir")
+    stored = found.meta(step)
+    checkpoint.check_same_run(
+        stored, setup.config, stored["fingerprint"], workdir, checkpoint.MODEL_IDENTITY
+    )
+    now = found.state(step, setup.abstract)
+    return step, now.ema_params if params == "ema" else now.params, now.extra
+
+
+def train(
+    config,
+    workdir: str | pathlib.Path,
+    method: Method | None = None,
+    profile: tuple[int, int] = (0, 0),
+) -> TrainState:
+    """Trains the run of `config` in `workdir`, from wherever it stands to its last step.
+
+    Args:
+      config: the config; it is finalized here.
+      workdir: holds config.json, checkpoints/, metrics.jsonl, eval/ and goodput.json.
+      method: replaces the one the config names.
+      profile: (first, last + 1) of the steps to trace.
+
+    Raises:
+      ConfigError, DataError, CheckpointError, TrainingError: one sentence each.
+      Preempted: SIGTERM arrived; everything is saved.
+    """
+    begin = time.perf_counter()
+
+    # --- Config, mesh, method, abstract state, data.
+    setup = set_up(config, method)
+    config, method, workdir = setup.config, setup.method, pathlib.Path(workdir)
+    num_steps, every = config.train.num_steps, config.checkpoint.every
+    splits = _open_splits(config)
+    meta = checkpoint.make_meta(config, splits["train"].fingerprint, _versions())
+    _claim(workdir, config, meta)
+    goodput = accounting.Goodput(workdir / "goodput.json")
+    goodput.seconds["start_up"] += time.perf_counter() - begin
+    logging.info(
+        "%s on %s: %s parameters, %.1f MiB of state, mesh %s",
+        config.method.name,
+        config.data.name,
+        f"{accounting.count_params(setup.abstract.params):,}",
+        accounting.num_bytes(setup.abstract) / 2**20,
+        dict(setup.mesh.shape),
+    )
+
+    # --- Restore or init.
+    keep = config.checkpoint.keep_last, config.checkpoint.keep_every
+    checkpoints = checkpoint.Checkpoints(workdir, *keep)
+    with goodput.measure("restore"):
+        now, stored = checkpoint.start_up(
+            checkpoints, config, setup.abstract, meta, lambda: _fresh(setup)
+        )
+        start = int(now.step)
+    goodput.resume(start)
+    writers = Writers(workdir, config, start)
+    recorder = Recorder(setup, writers, goodput, checkpoints, stored.get("window"))
+    if jax.process_index() == 0:
+        (workdir / "config.json").write_text(config_lib.to_json(config))
+
+    def evaluate_at(step: int) -> None:
+        with goodput.measure("eval"):
+            _evaluate(setup, now, splits[config.eval.split], step, workdir, writers)
+
+    def eval_due(step: int) -> bool:
+        return step == num_steps or bool(config.eval.every) and step % config.eval.every == 0
+
+    if start and eval_due(start) and not writers.evaluated(start):
+        evaluate_at(start)
+
+    # --- Compile.
+    if start < num_steps:
+        with goodput.measure("compile"):
+            train_step = _compile(setup)
+
+    # --- Loop.
+    batches = train_batches(
+        splits["train"],
+        config.train.global_batch,
+        partitioning.batch_sharding(setup.mesh),
+        config.seed,
+        start,
+    )
+    seed = jax.device_put(np.uint32(config.seed), setup.replicated)
+    profiler = Profiler(profile, workdir / "profile")
+    with contextlib.closing(batches), contextlib.closing(checkpoints), contextlib.closing(writers):
+        for step in range(start + 1, num_steps + 1):
+            with profiler.step(step):
+                with goodput.measure("data_wait"):
+                    batch = next(batches)
+                with goodput.measure("step"):
+                    with jax.transfer_guard("disallow"):
+                        now, metrics = train_step(now, batch, seed)
+                        recorder.push(step, metrics)
+                    if method.refresh_every and step % method.refresh_every == 0:
+                        now = _refresh(setup, now, batch, step, writers)
+            stop = distributed.preempted()
+            if stop or step % every == 0 or step == num_steps:
+                recorder.drain()
+                with goodput.measure("save"):
+                    checkpoints.save(step, now, meta | {"window": recorder.window.state})
+            if stop:
+                checkpoints.wait()
+                raise distributed.Preempted(step)
+            if eval_due(step):
+                recorder.drain()
+                evaluate_at(step)
+
+        # --- Close.
+        with goodput.measure("save"):
+            checkpoints.wait()
+        if jax.process_index() == 0:
+            goodput.write()
+            figures.loss_curve(workdir)
+    return now
+
+
+class Recorder:
+    """Takes the metrics of every step, reads them one step late, and writes a line now and then."""
+
+    def __init__(self, setup: Setup, writers: Writers, goodput, checkpoints, window: dict | None):
+        c = setup.config
+        tokens = c.train.global_batch * setup.info.seq_len
+        self.window = Window(window)
+        self._config, self._writers, self._goodput = c, writers, goodput
+        self._checkpoints = checkpoints
+        self._timer = accounting.StepTimer(goodput, tokens, setup.method.flops_per_token())
+        self._pending: tuple[int, dict[str, Mean | Sum]] | None = None
+        self._nonfinite = 0
+
+    def push(self, step: int, metrics: dict[str, Mean | Sum]) -> None:
+        """Takes the metrics of the step just dispatched and reads those of the step before."""
+        previous, self._pending = self._pending, (step, metrics)
+        if previous is not None:
+            self._read(*previous)
+
+    def drain(self) -> None:
+        """Waits for the step in flight and reads its metrics."""
+        previous, self._pending = self._pending, None
+        if previous is not None:
+            with self._goodput.measure("step"):
+                self._read(*previous)
+
+    def _read(self, step: int, metrics: dict[str, Mean | Sum]) -> None:
+        metrics = jax.device_get(metrics)
+        self.window.add(metrics)
+        self._nonfinite = self._nonfinite + 1 if metrics["nonfinite"].total else 0
+        if self._nonfinite >= self._config.optim.max_nonfinite:
+            raise TrainingError(
+                f"loss or gradient is not finite at step {step} (loss "
+                f"{float(metrics['loss'].total)}, {self._nonfinite} steps in a row); "
+                f"the last checkpoint is step {self._checkpoints.latest()} in "
+                f"{self._checkpoints.path}; lower optim.lr or look at the data, then start again "
+                "from it"
+            )
+        if step % self._config.log.every == 0 or step == self._config.train.num_steps:
+            self._write(step)
+
+    def _write(self, step: int) -> None:
+        self._goodput.advance(step)
+        scalars = {f"train/{k}": v for k, v in self.window.pop().items()}
+        scalars["train/bits_per_token"] = scalars["train/loss"] / math.log(2)
+        scalars |= self._timer.read(step)
+        self._writers.write(step, scalars)
+        left = (self._config.train.num_steps - step) * scalars["perf/step_seconds"]
+        self._writers.text(
+            step,
+            f"step {step}/{self._config.train.num_steps}  loss {scalars['train/loss']:.4f} "
+            f"nats/token  {scalars['perf/tokens_per_second']:,.0f} tokens/s  "
+            f"{accounting.duration(left)} left",
+        )
+        if jax.process_index() == 0:
+            self._goodput.write()
+
+
+def _open_splits(config) -> dict[str, data.Source]:
+    splits = data.open_splits(config.data)
+    if config.eval.split not in splits:
+        raise ConfigError(
+            f"eval.split={config.eval.split!r} is not a split of {config.data.name}; use one of "
+            f"{', '.join(splits)}"
+        )
+    return splits
+
+
+def _claim(workdir: pathlib.Path, config, meta: dict) -> None:
+    """Makes the workdir, or refuses it if another config's run lives there; all processes agree."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        (workdir / "config.json").touch()
+    except OSError as e:
+        raise ConfigError(
+            f"cannot write to workdir {workdir} ({e.strerror}); choose another with --workdir"
+        ) from e
+    text = (workdir / "config.json").read_text()
+    if text:
+        stored = meta | {"config": json.loads(text)}
+        checkpoint.check_same_run(stored, config, meta["fingerprint"], workdir)
+    digest = hashlib.blake2b(config_lib.to_json(config).encode(), digest_size=6).hexdigest()
+    distributed.barrier(f"config {digest} workdir {workdir}")
+
+
+def _fresh(setup: Setup) -> TrainState:
+    ema = setup.config.optim.ema_decay > 0
+    return state.init_state(setup.method, setup.tx, ema, setup.abstract, setup.config.seed)
+
+
+def _compile(setup: Setup) -> jax.stages.Compiled:
+    c = setup.config
+    train_step = steps.make_train_step(
+        setup.method, setup.tx, c.train.microbatches, c.optim.ema_decay
+    )
+    batch_spec = setup.method.batch_spec(c.train.global_batch)
+    begin = time.perf_counter()
+    try:
+        compiled = steps.compile_train_step(train_step, setup.abstract, batch_spec, setup.mesh)
+    except jax.errors.JaxRuntimeError as e:
+        if "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        raise TrainingError(
+            "the training step does not fit the memory of the device; raise train.microbatches, "
+            "set model.remat=full, or use a larger mesh"
+        ) from e
+    logging.info("compiled the training step in %.1f s", time.perf_counter() - begin)
+    return compiled
+
+
+def _refresh(setup: Setup, now: TrainState, batch: dict, step: int, writers: Writers) -> TrainState:
+    """Lets the method update `extra` on the host; the result is replicated over the mesh."""
+    probe = jax.jit(
+        lambda step: rng.stream(setup.config.seed, rng.PROBE, step), out_shardings=setup.replicated
+    )
+    with jax.set_mesh(setup.mesh):
+        key = probe(np.int32(step))
+        extra, scalars = setup.method.refresh(now.params, batch, key, step, now.extra)
+
+    def place(x: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+        x = np.asarray(x, like.dtype)
+        return jax.make_array_from_process_local_data(setup.replicated, x, like.shape)
+
+    if scalars:
+        writers.write(step, {f"{setup.config.method.name}/{k}": v for k, v in scalars.items()})
+    return now.replace(extra=jax.tree.map(place, extra, setup.abstract.extra))
+
+
+def _evaluate(
+    setup: Setup,
+    now: TrainState,
+    source: data.Source,
+    step: int,
+    workdir: pathlib.Path,
+    writers: Writers,
+) -> None:
+    c = setup.config
+    params = now.ema_params if c.eval.params == "ema" else now.params
+    results = evaluate(
+        setup.method,
+        params,
+        now.extra,
+        source,
+        setup.info,
+        c,
+        setup.mesh,
+        step=step,
+        workdir=workdir,
+    )
+    scalars = {}
+    for name, result in results.items():
+        numbers = {k: v for k, v in result.items() if isinstance(v, int | float)}
+        scalars |= {f"eval/{c.eval.split}/{name}/{k}": float(v) for k, v in numbers.items()}
+    writers.write(step, scalars)
+
+
+def _versions() -> dict[str, str]:
+    packages = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
+    return {name: importlib.metadata.version(name) for name in packages}
