@@ -60,10 +60,16 @@ class Setup:
         return NamedSharding(self.mesh, PartitionSpec())
 
 
-def set_up(config, method: Method | None = None) -> Setup:
-    """Finalizes the config and builds mesh, method, optimizer and abstract state."""
+def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Setup:
+    """Finalizes the config and builds mesh, method, optimizer and abstract state.
+
+    Args:
+      config: the config.
+      method: replaces the one the config names.
+      mesh: replaces `config.mesh` over the attached devices (the compile check describes its own).
+    """
     config = config_lib.finalize(config)
-    mesh = partitioning.make_mesh(**config.mesh)
+    mesh = partitioning.make_mesh(**config.mesh) if mesh is None else mesh
     config_lib.check_batches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     info = data.describe(config.data)
     method = method or methods.build(config, info)
