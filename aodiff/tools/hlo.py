@@ -28,8 +28,8 @@ class Collectives:
 def collectives(text: str) -> dict[str, Collectives]:
     """Counts collectives by kind in compiled HLO text.
 
-    An asynchronous collective that the compiler spreads over several fusions keeps its channel id and
-    is counted once. A loop whose trip count cannot be read counts as one run.
+    An asynchronous collective that the compiler spreads over several fusions keeps its channel id
+    and is counted once. A loop whose trip count cannot be read counts as one run.
     """
     computations, entry = _computations(text)
     found: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -105,7 +105,7 @@ def _called(line: str) -> list[str]:
 
 
 def _trip_count(condition: list[str]) -> int:
-    """The bound of `i < bound` with i from 0, the form of every scan; 1 when it has another form."""
+    """The bound of `i < bound` with i from 0, the form of every scan; 1 for any other form."""
     constants = dict(m.groups() for line in condition if (m := _CONSTANT.search(line)))
     bound = next((m[1] for line in condition if (m := _LESS.search(line))), None)
     return int(constants.get(bound, 1))

@@ -6,7 +6,6 @@ Memory per device is what libtpu's compiler allows (read from its out-of-memory 
 
 import dataclasses
 import math
-import os
 import re
 
 import numpy as np
@@ -15,15 +14,6 @@ from jax.sharding import AxisType, Mesh
 
 from aodiff.config import ConfigError
 from aodiff.partitioning import MESH_AXES, mesh_sizes
-
-# Needed before libtpu loads: no metadata server on this machine, several checks side by side, and
-# warnings on stderr, where the compiler reports involuntary rematerialization.
-ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_STDERR_LOG_LEVEL": "1",
-    "TPU_LOG_DIR": "disabled",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +73,7 @@ def parse(text: str) -> Slice:
         shape = tuple(int(d) for d in match[2].split("x"))
         if len(shape) != spec.dims or not all(shape):
             raise ConfigError(
-                f"Topology {text!r} has {len(shape)} dimensions of {'x'.join(map(str, shape))} chips; "
+                f"Topology {text!r} has {len(shape)} dimensions; "
                 f"a {generation} slice has {spec.dims} positive ones: use one like {EXAMPLES}."
             )
         return Slice(generation, shape)
@@ -114,7 +104,6 @@ def devices(slice_: Slice, num_slices: int = 1) -> list:
     Raises:
       ConfigError: libtpu is absent or refuses the size.
     """
-    os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()})
     kwargs = {"num_slices": num_slices} if num_slices > 1 else {}
     try:
         topology = topologies.get_topology_desc(platform="tpu", topology_name=slice_.name, **kwargs)
