@@ -4,9 +4,11 @@ Wall-clock depends on who else uses the machine; ratios of CPU time do not.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -128,7 +130,9 @@ def run(rows: int, seconds: float) -> dict[str, object]:
         source = TokensSource(
             {"tokens": (path, "<u2", (LENGTH,))}, Stats(rows, rows * LENGTH), "bench"
         )
-        written = builders.write_array_record("bench", {"train": source}, Path(folder))
+        # tfds reports progress on stdout, which belongs to the JSON.
+        with contextlib.redirect_stdout(sys.stderr):
+            written = builders.write_array_record("bench", {"train": source}, Path(folder))
         records = prepared.open_tfds(written)["train"]
         rates = measure(source, records, seconds)
         start = {f"step {step}": first_batch(source, step) for step in (0, 10**6)}

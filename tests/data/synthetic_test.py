@@ -1,0 +1,117 @@
+"""Generators against numpy's Philox, enumeration, and their exact entropy."""
+
+import hashlib
+import itertools
+
+import numpy as np
+import pytest
+
+from aodiff.config import base
+from aodiff.data import describe, open_splits, synthetic
+
+
+def config(name: str, seq_len: int = 24, vocab: int = 8):
+    c = base().data
+    c.name, c.seq_len, c.vocab = name, seq_len, vocab
+    return c
+
+
+@pytest.mark.parametrize("key", [(0, 0), (5, 7), (2**64 - 1, 2**63)])
+def test_philox_equals_numpy(key):
+    counters = np.array([[1, 0, 0, 0], [4, 9, 2**63, 1], [2**64 - 1] * 4], np.uint64)
+    for counter, words in zip(counters, synthetic.philox(key, counters), strict=True):
+        # numpy raises the counter before it draws.
+        before = sum(int(word) << (64 * i) for i, word in enumerate(counter)) - 1
+        parts = np.array([(before >> (64 * i)) % 2**64 for i in range(4)], np.uint64)
+        reference = np.random.Philox(key=np.array(key, np.uint64), counter=parts)
+        assert np.array_equal(words, reference.random_raw(4))
+
+
+@pytest.mark.parametrize("name", synthetic.LAWS)
+def test_rows_are_pure_functions_of_their_number(name):
+    law = synthetic.make_law(config(name))
+    together = law.sample(3, np.arange(50))
+    assert np.array_equal(law.sample(3, np.array([49, 7, 7])), together[[49, 7, 7]])
+    assert not np.array_equal(law.sample(4, np.arange(50)), together)
+
+
+def probability(law: synthetic.TreeLaw, row: tuple[int, ...]) -> float:
+    """Chain rule over the tree, written out."""
+    p = 1.0
+    for i, parent in enumerate(law.parents):
+        p *= law.transitions[i][0 if parent < 0 else row[parent]][row[i]]
+    return p
+
+
+@pytest.mark.parametrize("name", synthetic.LAWS)
+def test_entropy_by_enumeration(name):
+    law = synthetic.make_law(config(name, seq_len=5, vocab=3))
+    p = np.array([probability(law, row) for row in itertools.product(range(3), repeat=5)])
+    assert p.sum() == pytest.approx(1, abs=1e-12)
+    exact = -(p * np.log(p)).sum() / 5
+    assert describe(config(name, seq_len=5, vocab=3)).entropy == pytest.approx(exact, abs=1e-10)
+
+
+@pytest.mark.parametrize("name", synthetic.LAWS)
+def test_samples_follow_the_law(name):
+    law = synthetic.make_law(config(name, seq_len=4, vocab=3))
+    draws = 20_000
+    codes = law.sample(0, np.arange(draws)).astype(int) @ 3 ** np.arange(3, -1, -1)
+    rows = itertools.product(range(3), repeat=4)
+    expected = draws * np.array([probability(law, row) for row in rows])
+    observed = np.bincount(codes, minlength=81)
+    common = expected >= 5
+    chi2 = ((observed - expected)[common] ** 2 / expected[common]).sum()
+    degrees = common.sum() - 1
+    # Mean plus four standard deviations of chi-square.
+    assert chi2 < degrees + 4 * np.sqrt(2 * degrees)
+
+
+def test_markov_starts_from_its_stationary_law():
+    law = synthetic.make_law(config("markov"))
+    np.testing.assert_allclose(law.marginals, law.marginals[:1].repeat(24, 0), atol=1e-10)
+
+
+def test_chain_has_the_published_entropy():
+    """N = 24, V = 8, noise 0.3: 1.1278 nats per unit."""
+    assert describe(config("chain")).entropy == pytest.approx(1.1278, abs=5e-5)
+
+
+def test_two_chains_are_independent_and_the_tree_is_a_tree():
+    parents = synthetic.make_law(config("two_chains")).parents
+    assert parents[12] == -1 and (np.delete(parents, 12) == np.delete(np.arange(24) - 1, 12)).all()
+    parents = synthetic.make_law(config("tree")).parents
+    assert (parents < np.arange(24)).all() and (parents[1:] >= 0).all() and len(set(parents)) < 24
+
+
+def test_golden_rows():
+    """Numbers in papers and checkpoints rest on these rows: a change needs a new VERSION."""
+    rows = {n: synthetic.make_law(config(n)).sample(0, np.arange(64)) for n in synthetic.LAWS}
+    found = {n: hashlib.sha256(x.astype("<u2").tobytes()).hexdigest()[:12] for n, x in rows.items()}
+    assert found == {
+        "markov": "1d4c2b968878",
+        "chain": "035bfa4761a8",
+        "asymmetric_chain": "1ffa48b5c9b1",
+        "two_chains": "59692c4709e8",
+        "tree": "1d12fa9f475f",
+        "iid": "2f63e84ad35b",
+    }
+
+
+def test_splits_do_not_overlap_and_held_out_rows_do_not_follow_train_rows():
+    c = config("chain")
+    splits = open_splits(c)
+    assert {k: len(v) for k, v in splits.items()} == {
+        "train": 1_048_576,
+        "validation": 1024,
+        "test": 1024,
+    }
+    spans = sorted((s.start, s.start + len(s)) for s in splits.values())
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+    c.train_rows = 10
+    again = open_splits(c)
+    rows = np.arange(5)
+    assert np.array_equal(again["test"].read(rows)["tokens"], splits["test"].read(rows)["tokens"])
+    assert again["test"].fingerprint == splits["test"].fingerprint
+    c.noise = 0.5
+    assert open_splits(c)["test"].fingerprint != splits["test"].fingerprint
