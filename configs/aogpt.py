@@ -43,6 +43,8 @@ OWT_SMALL = {
     "train.num_steps": 500_000,
     "eval.every": 5000,
     "eval.batch": 64,
+    "sample.num": 64,
+    "sample.batch": 64,
     "checkpoint.every": 5000,
     "log.every": 100,
 }
@@ -79,6 +81,8 @@ TEXT8 = {
     "optim.warmup_steps": 2000,
     "eval.every": 5000,
     "eval.batch": 256,
+    "sample.num": 64,
+    "sample.batch": 64,
     "checkpoint.every": 5000,
     "log.every": 100,
 }
