@@ -168,12 +168,16 @@ class ArrayRecordSource:
         return len(self.records)
 
     @functools.cached_property
-    def fields(self) -> tuple[str, ...]:
-        return tuple(sorted(self.records[0]))
+    def _first(self) -> dict[str, np.ndarray]:
+        return self.read(np.zeros(1, np.int64))
 
-    @functools.cached_property
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self._first)
+
+    @property
     def stats(self) -> Stats:
-        return Stats(len(self), len(self) * int(np.size(self.records[0]["tokens"])))
+        return Stats(len(self), len(self) * self._first["tokens"].size)
 
     def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         try:
@@ -183,7 +187,7 @@ class ArrayRecordSource:
                 f"{self.name}: rows {min(rows)} to {max(rows)} cannot be read ({error}); copy the "
                 "files again."
             ) from error
-        return {name: np.stack([record[name] for record in records]) for name in self.fields}
+        return {name: np.stack([record[name] for record in records]) for name in records[0]}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import importlib.util
 import os
-import unicodedata
+import string
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,12 @@ from aodiff.data.info import DataError
 GPT2_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+DIGITS = {
+    ord(digit): f" {word} "
+    for digit, word in zip(
+        string.digits, "zero one two three four five six seven eight nine".split(), strict=True
+    )
 }
 
 
@@ -61,9 +67,10 @@ class ByteTokenizer:
 
 
 def normalise27(text: str) -> str:
-    """Lower case a-z and single blanks, as in text8; accents are dropped, digits become blanks."""
-    plain = unicodedata.normalize("NFKD", text.lower()).encode("ascii", "ignore")
-    letters = np.frombuffer(plain, np.uint8)
+    """Lower case a-z and single blanks, by the rules of text8: `<unk>` goes, digits are spelled, and
+    every other character is a blank."""
+    text = text.replace("<unk>", "").lower().translate(DIGITS)
+    letters = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
     keep = (letters >= ord("a")) & (letters <= ord("z"))
     return b" ".join(np.where(keep, letters, 32).astype(np.uint8).tobytes().split()).decode()
 

@@ -1,0 +1,31 @@
+"""The data layer opens no connection and never imports TensorFlow; tfds only when asked."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+CODE = """
+    import socket, sys
+
+    def refuse(*args):
+        raise AssertionError("opened a connection")
+
+    socket.socket.connect = refuse
+    from aodiff.config import base
+    from aodiff.data import DATA_SETS, describe, open_splits
+
+    for name in DATA_SETS:
+        c = base().data
+        c.name = name
+        c.seq_len = {"digits": 64, "breast_cancer": 31, "wine": 14}.get(name, 32)
+        describe(c)
+        open_splits(c)
+    loaded = {"tensorflow", "tensorflow_datasets", "tiktoken", "tokenizers"} & set(sys.modules)
+    assert not loaded, loaded
+"""
+
+
+def test_no_network_and_no_heavy_imports():
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", textwrap.dedent(CODE)], cwd=root, check=True)
