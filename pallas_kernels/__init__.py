@@ -1,7 +1,7 @@
 """Attention with interval masks; depends on jax and numpy only."""
 
 from pallas_kernels.dense import dense_attention
-from pallas_kernels.dispatch import interval_attention
+from pallas_kernels.dispatch import IMPLS, interval_attention
 from pallas_kernels.masks import (
     IntervalMask,
     causal_streams,
@@ -12,6 +12,7 @@ from pallas_kernels.masks import (
 from pallas_kernels.reference import attention_reference
 
 __all__ = [
+    "IMPLS",
     "IntervalMask",
     "attention_reference",
     "causal_streams",

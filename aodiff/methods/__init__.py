@@ -4,13 +4,24 @@ from aodiff.config import ConfigError
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import AOGPTMethod
 from aodiff.methods.base import Method
+from aodiff.methods.ordergpt import OrderGPTMethod
 
-METHODS = {"aogpt": AOGPTMethod}
+METHODS = {"aogpt": AOGPTMethod, "ordergpt": OrderGPTMethod}
 
 
 def build(config, info: DataInfo) -> Method:
-    """Builds `config.method.name` for the data; raises ConfigError before any device work."""
+    """Builds `config.method.name` for the data.
+
+    Its evaluations and its sampler are built once too, so that a bad value anywhere raises
+    ConfigError before any device work.
+    """
     name = config.method.name
     if name not in METHODS:
         raise ConfigError(f'method.name="{name}" is unknown; choose one of {sorted(METHODS)}')
-    return METHODS[name].from_config(config, info)
+    try:
+        method = METHODS[name].from_config(config, info)
+        method.evaluations(config)
+        method.sampler(config, 0)
+    except ValueError as e:
+        raise ConfigError(f"{e}") from e
+    return method

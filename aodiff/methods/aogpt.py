@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from aodiff import rng
-from aodiff.config import ConfigError
 from aodiff.core import likelihood
 from aodiff.core.orders import OrderFn, make_order_fn
 from aodiff.data import DataInfo
 from aodiff.methods.base import Batch, Evaluation, LossOutput, Params, Samples, Scores
 from aodiff.metrics import Mean
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
-from aodiff.sampling.anyorder import generate
+from aodiff.sampling.anyorder import generate, reveal_schedule
 
 FIXED_ORDERS = ("native", "l2r", "reverse", "fractal", "fixed", "block_fixed", "strided", "file")
 
@@ -35,17 +34,18 @@ class AOGPTMethod:
     native: tuple[int, ...]  # units in their natural order, seen through the hidden permutation
     refresh_every: int = 0
 
+    def __post_init__(self):
+        self.order_of(self.order)  # raises if it cannot be built
+
     @classmethod
     def from_config(cls, config, info: DataInfo) -> "AOGPTMethod":
-        """Raises ConfigError for a model or an order that cannot be built."""
-        method = cls(
+        """Raises ValueError for a model or an order that cannot be built."""
+        return cls(
             model=build_model(config, info),
             order=config.method.order,
             num_steps=config.train.num_steps,
             native=native_order(info),
         )
-        method.order_of(method.order)
-        return method
 
     def order_of(self, spec: str) -> OrderFn:
         """The order distribution of a spec; raises for one that cannot be built."""
@@ -141,7 +141,9 @@ class AOGPTMethod:
         def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
             keys = rng.example_keys(key, batch["example_id"])
             mask = batch["loss_mask"]
-            orders = uniform_orders(uniform, keys, num_orders)
+            orders = jax.lax.map(
+                lambda i: uniform(_fold(keys, i), jnp.int32(0)), jnp.arange(num_orders)
+            )
             nll = likelihood.order_marginal_nll(self.apply(params), batch["tokens"], orders, mask)
             scored = jnp.any(mask, axis=1)  # a padding row has no likelihood
             return Scores(jnp.where(scored, nll, 0.0), jnp.sum(mask, axis=1, dtype=jnp.float32), {})
@@ -166,11 +168,6 @@ def native_order(info: DataInfo) -> tuple[int, ...]:
 def build_model(config, info: DataInfo) -> AOGPT:
     """The decoder of `config.model` for the vocabulary and length of the data."""
     m = config.model
-    if m.width % m.num_heads:
-        raise ConfigError(
-            f"model.width={m.width} does not divide into model.num_heads={m.num_heads} heads; "
-            "choose a width that is a multiple of the number of heads"
-        )
     return AOGPT(
         AOGPTConfig(
             vocab_size=info.vocab_size,
@@ -192,15 +189,13 @@ def build_model(config, info: DataInfo) -> AOGPT:
     )
 
 
+def _fold(keys: jax.Array, number: jax.Array) -> jax.Array:
+    return jax.vmap(lambda k: jax.random.fold_in(k, number))(keys)
+
+
 def _split(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
     pairs = jax.vmap(jax.random.split)(keys)
     return pairs[:, 0], pairs[:, 1]
-
-
-def uniform_orders(order_fn: OrderFn, keys: jax.Array, num: int) -> jax.Array:
-    """`num` independent orders per row, (num, B, n)."""
-    keys = jax.vmap(lambda k: jax.random.split(k, num), out_axes=1)(keys)
-    return jax.lax.map(lambda k: order_fn(k, jnp.int32(0)), keys)
 
 
 def order_evaluation(
@@ -219,10 +214,9 @@ def order_evaluation(
     def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
         tokens, mask = batch["tokens"], batch["loss_mask"]
         keys = rng.example_keys(key, batch["example_id"])
-        keys = jax.vmap(lambda k: jax.random.split(k, repeats), out_axes=1)(keys)
 
-        def one(keys: jax.Array):
-            order = order_of(keys, extra)
+        def one(repeat: jax.Array):
+            order = order_of(_fold(keys, repeat), extra)
             nll = likelihood.slot_nll(apply(params)(tokens, order), tokens, order)
             scored = likelihood.to_slots(mask, order)
             curves = {
@@ -231,7 +225,7 @@ def order_evaluation(
             }
             return jnp.sum(jnp.where(scored, nll, 0.0), axis=1), curves
 
-        nll, curves = jax.lax.map(one, keys)
+        nll, curves = jax.lax.map(one, jnp.arange(repeats))
         curves = jax.tree.map(lambda c: jnp.sum(c, axis=0), curves)
         return Scores(jnp.mean(nll, axis=0), jnp.sum(mask, axis=1, dtype=jnp.float32), curves)
 
@@ -244,6 +238,8 @@ def order_sampler(
 ) -> Callable[..., Samples]:
     """fn(params, extra, keys, tokens, given): cached decoding in order `order_of(keys, extra)`."""
     s = config.sample
+    steps = s.steps or model.cfg.seq_len
+    reveal_schedule(model.cfg.seq_len, steps, s.schedule)
 
     def fn(params, extra, keys, tokens, given):
         order_key, token_key = _split(keys)
@@ -254,7 +250,7 @@ def order_sampler(
             tokens,
             given,
             order_of(order_key, extra),
-            steps=s.steps or model.cfg.seq_len,
+            steps=steps,
             schedule=s.schedule,
             temperature=s.temperature,
             top_p=s.top_p,

@@ -16,9 +16,9 @@ import numpy as np
 from aodiff.core.orders import inverse
 from aodiff.nn.attention import KVCache, Rows, decode_mask, last_valid
 from aodiff.nn.layers import Linear, Norm, along_last, normal_init, param, rotary
-from aodiff.nn.transformer import layers, modulate
+from aodiff.nn.transformer import REMAT, layers, modulate
 from aodiff.partitioning import shard
-from pallas_kernels import causal_streams
+from pallas_kernels import IMPLS, causal_streams
 
 INJECTIONS = (
     "adaln",  # AO-GPT: modulation of every norm, arXiv 2506.19935
@@ -58,8 +58,12 @@ class AOGPTConfig:
             raise ValueError(
                 f"Injection {self.injection!r} is unknown; use one of: {', '.join(INJECTIONS)}."
             )
-        if self.norm not in ("rms", "layer"):
-            raise ValueError(f"Norm {self.norm!r} is unknown; use rms or layer.")
+        for name, allowed in (("norm", ("rms", "layer")), ("remat", REMAT), ("attention", IMPLS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"model.{name}={getattr(self, name)!r} is unknown; use one of: "
+                    f"{', '.join(allowed)}."
+                )
         if self.width % self.num_heads or (self.rotary and self.head_dim % 2):
             raise ValueError(
                 f"Width {self.width} with {self.num_heads} heads does not give whole"

@@ -93,8 +93,6 @@ def gated(h: jax.Array, gate: jax.Array | None) -> jax.Array:
 
 def layers(cfg, name: str | None = None) -> nn.Module:
     """The scanned stack: (x, rows, cache over layers | None) -> (x, extras stacked over layers)."""
-    if cfg.remat not in REMAT:
-        raise ValueError(f"Remat policy {cfg.remat!r} is unknown; use one of: {', '.join(REMAT)}.")
     block = Block
     if cfg.remat != "none":
         block = nn.remat(Block, policy=REMAT[cfg.remat], prevent_cse=False)
