@@ -11,7 +11,7 @@ import numpy as np
 import scipy.special
 from ml_collections import ConfigDict
 
-from aodiff.data.info import DataInfo
+from aodiff.data.info import DataError, DataInfo
 from aodiff.data.sources import GeneratedSource, Source
 
 VERSION = 1
@@ -189,6 +189,17 @@ LAWS = {
 
 def make_law(config: ConfigDict) -> TreeLaw:
     """Returns the law of `config.name`; a pure function of the config."""
+    limits = {
+        "seq_len": (1, 2**20),
+        "vocab": (2, 2**16),
+        "alpha": (1e-3, 1e6),
+        "noise": (0.0, 1.0),
+        "train_rows": (1, 2**30),
+        "eval_rows": (1, 2**30),
+    }
+    for key, (low, high) in limits.items():
+        if not low <= config[key] <= high:
+            raise DataError(f"data.{key} is {config[key]}; it must be between {low} and {high}.")
     return LAWS[config.name](config.seq_len, config)
 
 

@@ -67,8 +67,8 @@ class ByteTokenizer:
 
 
 def normalise27(text: str) -> str:
-    """Lower case a-z and single blanks, by the rules of text8: `<unk>` goes, digits are spelled, and
-    every other character is a blank."""
+    """Lower case a-z and single blanks, by the rules of text8: `<unk>` goes, digits are spelled,
+    and every other character is a blank."""
     text = text.replace("<unk>", "").lower().translate(DIGITS)
     letters = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
     keep = (letters >= ord("a")) & (letters <= ord("z"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aodiff.config import base
-from aodiff.data import describe, open_splits, synthetic
+from aodiff.data import DataError, describe, open_splits, synthetic
 
 
 def config(name: str, seq_len: int = 24, vocab: int = 8):
@@ -96,6 +96,14 @@ def test_golden_rows():
         "tree": "1d12fa9f475f",
         "iid": "2f63e84ad35b",
     }
+
+
+@pytest.mark.parametrize(("key", "value"), [("vocab", 1), ("noise", 1.5), ("alpha", -1.0)])
+def test_parameters_out_of_range(key, value):
+    c = config("chain")
+    c[key] = value
+    with pytest.raises(DataError, match=f"data.{key} is {value}; it must be between"):
+        describe(c)
 
 
 def test_splits_do_not_overlap_and_held_out_rows_do_not_follow_train_rows():
