@@ -98,8 +98,7 @@ def update_ema(ema: Params, params: Params, decay: float, count: jax.Array, skip
       count: number of updates made, 1 at the first.
     """
     warm = jnp.minimum(decay, (1.0 + count) / (10.0 + count))
-    rate = jnp.where(skipped, 0.0, 1.0 - warm)
-    return jax.tree.map(lambda e, p: e + rate * (p - e), ema, params)
+    return jax.tree.map(lambda e, p: jnp.where(skipped, e, e + (1.0 - warm) * (p - e)), ema, params)
 
 
 def compile_train_step(

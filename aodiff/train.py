@@ -325,7 +325,7 @@ def _refresh(setup: Setup, now: TrainState, batch: dict, step: int, writers: Wri
         return jax.make_array_from_process_local_data(setup.replicated, x, like.shape)
 
     if scalars:
-        writers.write(step, {f"{setup.config.method.name}/{k}": v for k, v in scalars.items()})
+        writers.write(step, scalars)
     return now.replace(extra=jax.tree.map(place, extra, setup.abstract.extra))
 
 
