@@ -50,7 +50,14 @@ def counted(step: Callable[[int], object], tokens: int) -> Callable[[], int]:
     return work
 
 
-def per_record(source: Source) -> Callable[[int], object]:
+def iterate(batches: Iterator, seconds: float) -> float:
+    """Rate of an iterator, which is then closed: reading ahead would be charged to the next one."""
+    result = rate(lambda: len(next(batches)["tokens"]) * LENGTH, seconds)
+    batches.close()
+    return result
+
+
+def per_record(source: Source) -> Iterator:
     """The usual way: one element per record, shuffled and batched by grain."""
     n = len(source)
 
@@ -63,8 +70,8 @@ def per_record(source: Source) -> Callable[[int], object]:
             return {name: x[0] for name, x in as_batch(source.read(row), row).items()}
 
     dataset = grain.MapDataset.source(Records()).shuffle(seed=0).repeat().batch(BATCH)
-    batches = iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1)))
-    return lambda step: next(batches)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    return iter(dataset.to_iter_dataset(options))
 
 
 def measure(source: Source, records: Source, seconds: float) -> dict[str, float]:
@@ -75,16 +82,12 @@ def measure(source: Source, records: Source, seconds: float) -> dict[str, float]
     paths = {
         "tokens: gather": lambda k: source.read(permute(rows, n, k)),
         "tokens: host batch": lambda k: host_batch(source, BATCH, 0, k, rows),
-        "tokens: per record": per_record(source),
         "array_record: host batch": lambda k: host_batch(records, BATCH, 0, k, rows),
-        "array_record: per record": per_record(records),
     }
     result = {name: rate(counted(step, tokens), seconds) for name, step in paths.items()}
     for name, one in (("tokens", source), ("array_record", records)):
-        batches = train_batches(one, BATCH, place, seed=0)
-        step = functools.partial(_next, batches)
-        result[f"{name}: train_batches"] = rate(counted(step, tokens), seconds)
-        batches.close()
+        result[f"{name}: train_batches"] = iterate(train_batches(one, BATCH, place, 0), seconds)
+        result[f"{name}: per record"] = iterate(per_record(one), seconds)
     texts = list(pydoc_topics().values())
     for kind in ("byte", "gpt2"):
         try:
@@ -92,10 +95,6 @@ def measure(source: Source, records: Source, seconds: float) -> dict[str, float]
         except DataError:
             continue  # the tokenizer's files are not here
     return result
-
-
-def _next(batches: Iterator, step: int) -> object:
-    return next(batches)
 
 
 def _pack(texts: list[str], kind: str) -> int:
