@@ -1,8 +1,8 @@
 """A plain eager PyTorch AO-GPT training step, the yardstick of `bench train_step`.
 
 Written from the paper's description as one would write it in PyTorch: fused attention, fused AdamW,
-float32, no compilation. It takes its initial weights from our parameters, so both sides start from the
-same loss. Source: arXiv 2506.19935 sections 2.2 and 3; dimensions as in `aodiff.nn.aogpt`.
+float32, no compilation. It takes its initial weights from our parameters, so both sides start from
+the same loss. Source: arXiv 2506.19935 sections 2.2 and 3; dimensions as in `aodiff.nn.aogpt`.
 """
 
 import dataclasses

@@ -2,7 +2,8 @@
 
   python -m aodiff.tools.compile_check --config=configs/aogpt.py:owt_small --topology=v5e:4x4
 
-Exit code 0: it compiles, fits, and nothing had to be replicated involuntarily. Needs the extra `tpu`.
+Exit code 0: it compiles, fits, and no tensor had to be replicated involuntarily. Needs the extra
+`tpu`.
 """
 
 import os
@@ -155,7 +156,8 @@ def _does_not_fit(setup: Setup, name: str, failure: hlo.OutOfMemory) -> str:
     c, mesh = setup.config, setup.mesh.shape
     rows = c.train.global_batch // c.train.microbatches // (mesh["data"] * mesh["fsdp"])
     if rows > 1:
-        split = next(k for k in range(2, rows + 1) if rows % k == 0)
+        enough = max(2.0, failure.ratio)
+        split = next((k for k in range(2, rows) if rows % k == 0 and k >= enough), rows)
         microbatch = f"--config.train.microbatches={c.train.microbatches * split}"
     else:
         microbatch = "a smaller --config.data.seq_len (a device holds one row already)"
@@ -170,7 +172,7 @@ def _does_not_fit(setup: Setup, name: str, failure: hlo.OutOfMemory) -> str:
 
 @contextlib.contextmanager
 def captured_stderr() -> Iterator[Any]:
-    """Diverts file descriptor 2, which the compiler's C++ writes to; yields a reader of the text."""
+    """Diverts file descriptor 2, which the compiler writes to; yields a reader of the text."""
     sys.stderr.flush()
     saved = os.dup(2)
     with tempfile.TemporaryFile() as file:
@@ -188,7 +190,10 @@ def captured_stderr() -> Iterator[Any]:
 
 def table(r: Report) -> str:
     """The report as people read it."""
-    mib = lambda b: f"{b / 2**20:10,.1f} MiB"
+
+    def mib(count: int) -> str:
+        return f"{count / 2**20:10,.1f} MiB"
+
     lines = [
         f"{r.topology}: {r.devices} devices of {r.hbm_bytes / GIB:.2f} GiB, mesh "
         + " ".join(f"{k}={v}" for k, v in r.mesh.items()),

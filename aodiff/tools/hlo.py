@@ -11,6 +11,7 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 _CALLED = re.compile(r"(?:calls|to_apply|true_computation|false_computation)=%([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _WHILE = re.compile(r" while\(.*condition=%([\w.\-]+), body=%([\w.\-]+)")
+_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONSTANT = re.compile(r"%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 _LESS = re.compile(r"ROOT .* compare\(\S+, %([\w.\-]+)\), direction=LT")
 
@@ -40,7 +41,8 @@ def collectives(text: str) -> dict[str, Collectives]:
                 channel = _CHANNEL.search(line)
                 found[op[1], channel[1] if channel else f"{name}:{number}"] = loops
             if loop := _WHILE.search(line):
-                visit(loop[2], (*loops, _trip_count(computations.get(loop[1], []))))
+                trips = _trip_count(line, computations.get(loop[1], []))
+                visit(loop[2], (*loops, trips))
             for called in _called(line):
                 visit(called, loops)
 
@@ -74,6 +76,12 @@ class OutOfMemory:
     needed: str
     available: str
 
+    @property
+    def ratio(self) -> float:
+        """needed / available; 1 where the compiler did not say."""
+        needed, available = _bytes(self.needed), _bytes(self.available)
+        return needed / available if needed and available else 1.0
+
 
 def out_of_memory(message: str) -> OutOfMemory | None:
     """Parses a compile-time out-of-memory error; None for any other error."""
@@ -98,14 +106,21 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
     return found, entry
 
 
+def _bytes(text: str) -> float | None:
+    match = re.fullmatch(r"([\d.]+)([KMGT]?)", text)
+    return float(match[1]) * 1024 ** " KMGT".index(match[2] or " ") if match else None
+
+
 def _called(line: str) -> list[str]:
     branches = _BRANCHES.search(line)
     names = [x.strip().lstrip("%") for x in branches[1].split(",")] if branches else []
     return names + _CALLED.findall(line)
 
 
-def _trip_count(condition: list[str]) -> int:
-    """The bound of `i < bound` with i from 0, the form of every scan; 1 for any other form."""
+def _trip_count(loop: str, condition: list[str]) -> int:
+    """What XLA wrote on the loop, or the bound of `i < bound` (every scan); 1 for any other form."""
+    if known := _KNOWN.search(loop):
+        return int(known[1])
     constants = dict(m.groups() for line in condition if (m := _CONSTANT.search(line)))
     bound = next((m[1] for line in condition if (m := _LESS.search(line))), None)
     return int(constants.get(bound, 1))
