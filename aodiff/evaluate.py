@@ -9,7 +9,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from aodiff import rng
+from aodiff import figures, rng
 from aodiff.data import DataInfo
 from aodiff.data.pipeline import eval_batches
 from aodiff.methods.base import Method
@@ -30,8 +30,8 @@ def evaluate(
 ) -> dict[str, dict]:
     """Scores `config.eval.split` under every evaluation of the method.
 
-    Writes `workdir/eval/<split>-<step>.json` (process 0) and returns its "results": per evaluation
-    name nats/token with standard error over rows, bits, perplexity, counts, estimator and parameter
+    Writes `workdir/eval/<split>-<step>.json` and a figure beside it (process 0), and returns its
+    "results": per evaluation name nats/token with standard error over rows, bits, perplexity, counts, estimator and parameter
     source. Totals are divided once, by the number of scored tokens.
     """
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -69,6 +69,7 @@ def evaluate(
         path = workdir / "eval" / f"{config.eval.split}-{step}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1))
+        figures.nll_curves(path.with_suffix(".png"), results)
     return results
 
 
