@@ -142,20 +142,18 @@ def test_rows_with_different_prompts_do_not_touch_each_other(joint):
     given = jnp.array(list(itertools.product([False, True], repeat=N)))
     order = jnp.array(list(itertools.permutations(range(N))) + [(0, 1, 2), (2, 1, 0)])
     tokens = jnp.asarray(ALL[[5, 9, 13, 26, 0, 11, 22, 17]])
-    for steps in (1, 2, 3):
-        kwargs = dict(steps=steps, schedule="cosine")
-        together = anyorder.generate(STUB, joint, keys(8), tokens, given, order, **kwargs)
-        for i in range(8):
-            row = slice(i, i + 1)
-            rows = keys(8)[row], tokens[row], given[row], order[row]
-            alone = anyorder.generate(STUB, joint, *rows, **kwargs)
-            np.testing.assert_array_equal(alone.tokens[0], together.tokens[i])
-            np.testing.assert_array_equal(alone.step[0], together.step[i])
-        np.testing.assert_array_equal(together.tokens[given], tokens[given])
-        np.testing.assert_array_equal(together.step == -1, given)
-        np.testing.assert_array_equal(together.lengths, np.full(8, N))
-        calls = np.asarray(together.step).max(1) + 1
-        np.testing.assert_array_equal(calls, np.minimum(N - given.sum(1), steps))
+    kwargs = dict(steps=2, schedule="cosine")
+    together = anyorder.generate(STUB, joint, keys(8), tokens, given, order, **kwargs)
+    for i in (0, 1, 3, 7):  # 0 to 3 given positions
+        rows = (x[i : i + 1] for x in (keys(8), tokens, given, order))
+        alone = anyorder.generate(STUB, joint, *rows, **kwargs)
+        np.testing.assert_array_equal(alone.tokens[0], together.tokens[i])
+        np.testing.assert_array_equal(alone.step[0], together.step[i])
+    np.testing.assert_array_equal(together.tokens[given], tokens[given])
+    np.testing.assert_array_equal(together.step == -1, given)
+    np.testing.assert_array_equal(together.lengths, np.full(8, N))
+    calls = np.asarray(together.step).max(1) + 1
+    np.testing.assert_array_equal(calls, np.minimum(N - given.sum(1), 2))
 
 
 def test_tokens_that_are_not_given_are_ignored(joint):
@@ -180,7 +178,7 @@ def test_under_jit_and_with_a_bound_on_the_prompt(joint):
 
     given = repeat((False, True, False), 32)
     plain = run(keys(32), given)
-    for bound in (None, 1, 2):
+    for bound in (None, 1):
         jitted = jax.jit(lambda k, g: run(k, g, bound))(keys(32), given)  # noqa: B023
         np.testing.assert_array_equal(plain.tokens, jitted.tokens)
         np.testing.assert_array_equal(plain.step, jitted.step)
