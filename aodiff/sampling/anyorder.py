@@ -112,36 +112,33 @@ def generate(
 def _generate(model, params, keys, tokens, given, order, table, *, most, width, temperature, top_p):
     batch, n = tokens.shape
     order = realised_order(order, given)
-    num_given = jnp.sum(given, axis=1, dtype=jnp.int32)
-    revealed = jnp.take(table, n - num_given, axis=0)  # (B, steps + 1)
-    per_call = jnp.diff(revealed, axis=1)
-    calls = jnp.max(jnp.sum(per_call > 0, axis=1))
+    num_given = jnp.sum(given, axis=1, dtype=jnp.int32)[:, None]
+    revealed = jnp.take(table, n - num_given[:, 0], axis=0)  # (B, steps + 1)
+    # Call i feeds slots fed[i] .. fed[i + 1] - 1 and draws order[drawn[i] : drawn[i + 1]].
+    drawn = num_given + revealed
+    fed = jnp.concatenate([jnp.zeros_like(num_given), 1 + drawn], axis=1)
+    calls = jnp.max(jnp.sum(jnp.diff(revealed, axis=1) > 0, axis=1))
     row = jnp.arange(batch)[:, None]
 
-    def draw(logits, first, count, call, tokens, step):
-        """Draws the targets order[first : first + count] of every row."""
-        position = _gather(order, first, width)
-        token_keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, position)
-        drawn = categorical.sample(token_keys, logits, temperature, top_p)
-        target = jnp.where(jnp.arange(width)[None] < count[:, None], position, n)  # n is dropped
-        tokens = tokens.at[row, target].set(drawn, mode="drop")
-        return tokens, step.at[row, target].set(call, mode="drop")
-
-    def call(i, carry):
+    def call(rows, i, carry):
         tokens, step, cache = carry
-        start, stop = num_given + revealed[:, i - 1], num_given + revealed[:, i]
-        logits, cache = feed(
-            model, params, tokens, order, cache, 1 + start, stop - start, width, width
-        )
-        return *draw(logits, stop, per_call[:, i], i, tokens, step), cache
+        first, count = fed[:, i], fed[:, i + 1] - fed[:, i]
+        logits, cache = feed(model, params, tokens, order, cache, first, count, rows, width)
+        position = _gather(order, drawn[:, i], width)
+        token_keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, position)
+        ids = categorical.sample(token_keys, logits, temperature, top_p)
+        wanted = jnp.arange(width)[None] < (drawn[:, i + 1] - drawn[:, i])[:, None]
+        target = jnp.where(wanted, position, n)  # n is dropped
+        tokens = tokens.at[row, target].set(ids, mode="drop")
+        return tokens, step.at[row, target].set(i, mode="drop"), cache
 
     tokens = jnp.where(given, tokens, 0).astype(jnp.int32)
-    step = jnp.full_like(tokens, -1)
     cache = model.init_cache(batch, max(n - 1 + width, most + 1))
-    zero = jnp.zeros_like(num_given)
-    logits, cache = feed(model, params, tokens, order, cache, zero, num_given + 1, most + 1, width)
-    tokens, step = draw(logits, num_given, per_call[:, 0], 0, tokens, step)
-    tokens, step, _ = jax.lax.fori_loop(1, calls, call, (tokens, step, cache))
+    carry = (tokens, jnp.full_like(tokens, -1), cache)
+    prefill = most + 1 > width  # else the first call fits the loop, and only one body is compiled
+    if prefill:
+        carry = call(most + 1, 0, carry)
+    tokens, step, _ = jax.lax.fori_loop(int(prefill), calls, functools.partial(call, width), carry)
     return Samples(tokens, jnp.full(batch, n, jnp.int32), step)
 
 

@@ -144,7 +144,7 @@ def test_rows_with_different_prompts_do_not_touch_each_other(joint):
     tokens = jnp.asarray(ALL[[5, 9, 13, 26, 0, 11, 22, 17]])
     kwargs = dict(steps=2, schedule="cosine")
     together = anyorder.generate(STUB, joint, keys(8), tokens, given, order, **kwargs)
-    for i in (0, 1, 3, 7):  # 0 to 3 given positions
+    for i in (0, 3, 7):  # 0, 2 and 3 given positions
         rows = (x[i : i + 1] for x in (keys(8), tokens, given, order))
         alone = anyorder.generate(STUB, joint, *rows, **kwargs)
         np.testing.assert_array_equal(alone.tokens[0], together.tokens[i])

@@ -13,7 +13,7 @@ def test_report():
     found = bench.bench_generate("tiny", seq_len=8, steps=(2,), batch=2, repeats=1, full_calls=1)
     (run,) = found["runs"]
     assert run["steps"] == 2 and run["bidirectional_calls_timed"] == 1
-    assert run["cached"]["rows"] == (1 + 4) + (4 + 4)  # start and 4 probes, 4 tokens and 4 probes
+    assert run["cached"]["rows"] == 2 * (4 + 4)  # 4 content slots and 4 probes a call
     assert run["bidirectional"]["rows"] == 2 * 8
     assert run["ratio"] == run["bidirectional"]["seconds"] / run["cached"]["seconds"] > 0
 
