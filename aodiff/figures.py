@@ -21,7 +21,7 @@ def loss_curve(workdir: pathlib.Path) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel("training loss, nats per token")
     axes.grid(alpha=0.3)
-    _save(figure, workdir / "loss.png")
+    save(figure, workdir / "loss.png")
 
 
 def nll_curves(path: pathlib.Path, results: dict[str, dict]) -> None:
@@ -46,7 +46,7 @@ def nll_curves(path: pathlib.Path, results: dict[str, dict]) -> None:
     panels[1].set_xscale("log")
     panels[0].set_ylabel("nats per token")
     panels[0].legend()
-    _save(figure, path)
+    save(figure, path)
 
 
 def generation_order(path: pathlib.Path, row, info) -> None:
@@ -63,7 +63,7 @@ def generation_order(path: pathlib.Path, row, info) -> None:
             )
             axes.set_title(title)
             axes.axis("off")
-        return _save(figure, path)
+        return save(figure, path)
     columns = 64
     rows = -(-len(step) // columns)
     figure, axes = plt.subplots(figsize=(10, 0.24 * rows + 0.6))
@@ -84,10 +84,10 @@ def generation_order(path: pathlib.Path, row, info) -> None:
         )
     axes.axis("off")
     figure.colorbar(image, label="step it was written (-1: given)", fraction=0.02)
-    return _save(figure, path)
+    return save(figure, path)
 
 
-def _save(figure, path: pathlib.Path) -> None:
+def save(figure, path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -103,9 +103,9 @@ def test_probe_counts_exposures_and_values_of_both_halves(probe, batch):
 def test_halves_are_even_and_odd_rows(method, params, batch, probe):
     key = rng.stream(0, rng.PROBE, 0)
     order = method.order_of("uniform")(rng.example_keys(key, jnp.arange(B)), jnp.int32(0))
+    apply = jax.jit(lambda tokens, order: method.model.apply(params, tokens, order, capture=True))
     for half in range(2):
-        tokens, rows = batch["tokens"][half::2], order[half::2]
-        _, evidence = method.model.apply(params, tokens, rows, capture=True)
+        _, evidence = apply(batch["tokens"][half::2], order[half::2])
         np.testing.assert_allclose(probe["excess"][half], evidence.mean(0), atol=1e-5)
 
 
@@ -267,7 +267,7 @@ def test_neither_loss_reaches_the_others_parameters(method, params, batch):
         )
         return method.loss_fn(params, drawn).loss.value()
 
-    student, decoder = jax.grad(decoder_loss, argnums=(0, 1))(state.student, params)
+    student, decoder = jax.jit(jax.grad(decoder_loss, argnums=(0, 1)))(state.student, params)
     assert not any(np.any(x) for x in jax.tree.leaves(student))
     assert any(np.any(x) for x in jax.tree.leaves(decoder))
 
@@ -277,7 +277,7 @@ def test_neither_loss_reaches_the_others_parameters(method, params, batch):
         depends = evidence.mean(0)
         return order_loss(method.policy.apply(student, depends, depends), depends.sum(0))
 
-    decoder, student = jax.grad(student_loss, argnums=(0, 1))(params, state.student)
+    decoder, student = jax.jit(jax.grad(student_loss, argnums=(0, 1)))(params, state.student)
     assert not any(np.any(x) for x in jax.tree.leaves(decoder))
     assert any(np.any(x) for x in jax.tree.leaves(student))
 
@@ -301,9 +301,9 @@ def test_a_resumed_refresh_repeats_every_bit(method, params, batch):
 def test_own_order_scores_the_learned_order_exactly(method, params, batch):
     evaluation, state = method.evaluation("own", 4), learned(method)
     assert evaluation.estimator == "exact, the learned order"
-    scores = evaluation.fn(params, batch, rng.stream(0, rng.EVAL), state)
+    scores = jax.jit(evaluation.fn)(params, batch, rng.stream(0, rng.EVAL), state)
     order = jnp.broadcast_to(state.order[None], (B, N))
-    log_p = jax.nn.log_softmax(method.model.apply(params, batch["tokens"], order))
+    log_p = jax.nn.log_softmax(jax.jit(method.model.apply)(params, batch["tokens"], order))
     want = [-sum(log_p[b, s, batch["tokens"][b, order[b, s]]] for s in range(N)) for b in range(2)]
     np.testing.assert_allclose(scores.nll[:2], want, rtol=1e-5)
     np.testing.assert_array_equal(scores.count, [N] * B)
