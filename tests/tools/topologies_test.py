@@ -25,7 +25,9 @@ def test_names(text, name, devices):
     assert (parsed.name, parsed.num_devices) == (name, devices)
 
 
-@pytest.mark.parametrize("text", ["v9:2x2", "v5e", "v5e:2x2x2", "v5e:0x4", "v5e-6", "v5p-3", "", "16"])
+@pytest.mark.parametrize(
+    "text", ["v9:2x2", "v5e", "v5e:2x2x2", "v5e:0x4", "v5e-6", "v5p-3", "", "16"]
+)
 def test_other_names_are_one_sentence_with_an_example(text):
     with pytest.raises(ConfigError, match="use one like v5e:4x4"):
         topologies.parse(text)

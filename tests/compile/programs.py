@@ -1,0 +1,70 @@
+"""Compiles tiny training steps for a TPU slice in one process; prints one JSON object.
+
+Run by compile_check_test.py. The environment must be set before JAX starts, so it is a program of
+its own and not part of the test process.
+"""
+
+from aodiff.tools import compile_check  # first: it sets the environment
+
+import dataclasses
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from aodiff.config import base
+from aodiff.nn.aogpt import INJECTIONS
+from aodiff.tools import hlo, topologies
+
+
+def tiny(method: str = "aogpt", **changes):
+    """The smallest config that has every part: two layers, two microbatches, a sharded model."""
+    c = base(method)
+    small = {
+        "data.name": "markov",
+        "data.seq_len": 16,
+        "model.num_layers": 2,
+        "model.width": 32,
+        "model.num_heads": 2,
+        "model.cond_dim": 8,
+        "train.global_batch": 16,
+        "train.microbatches": 2,
+        "mesh.model": 2,
+    }
+    c.update_from_flattened_dict(small | changes)
+    return c
+
+
+def rematerialization_is_seen() -> int:
+    """Warnings caught for a resharding that XLA can only do by replicating the whole array."""
+    devices = topologies.devices(topologies.parse("v5e:2x4"))
+    mesh = Mesh(np.array(devices).reshape(4, 2), ("a", "b"))
+    rows, columns = (NamedSharding(mesh, PartitionSpec(*s)) for s in (("a", None), (None, "b")))
+    x = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=rows)
+
+    def f(x):
+        x = jax.lax.with_sharding_constraint(x * 2, rows)
+        return jax.lax.with_sharding_constraint(jnp.sin(x), columns)
+
+    with compile_check.captured_stderr() as messages:
+        jax.jit(f).lower(x).compile()
+    return len(hlo.involuntary_rematerializations(messages()))
+
+
+def main() -> None:
+    cases = {name: {"model.injection": name} for name in INJECTIONS}
+    cases["two_stream"] |= {"model.remat": "dots", "model.dtype": "bfloat16"}
+    cases["input"] |= {"model.norm": "layer", "model.qk_norm": False, "model.tied_head": True}
+    cases["every_layer_own"] |= {"model.remat": "full"}
+    reports = {name: compile_check.check(tiny(**case), "v5e:2x2") for name, case in cases.items()}
+    table = {"data.name": "digits", "data.seq_len": 64, "method.name": "ordergpt"}
+    reports["ordergpt"] = compile_check.check(tiny("ordergpt", **table), "v5e:2x2")
+    out = {name: dataclasses.asdict(report) for name, report in reports.items()}
+    json.dump({"reports": out, "warnings_caught": rematerialization_is_seen()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
