@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from aodiff.nn.aogpt import INJECTIONS
+from aodiff.tools.environment import WITHOUT_TPU
 
 ROOT = pathlib.Path(__file__).parents[2]
 HERE = pathlib.Path(__file__).parent
@@ -20,13 +21,13 @@ needs_libtpu = pytest.mark.skipif(
 )
 
 
-def run(*arguments, path: str = str(ROOT)) -> subprocess.CompletedProcess:
+def run(*arguments, path: str = str(ROOT), **variables: str) -> subprocess.CompletedProcess:
     # JAX in this process has left variables for its children; a user's shell has none of them.
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TPU_", "JAX_"))}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env=clean | {"PYTHONPATH": path},
+        env=clean | {"PYTHONPATH": path} | variables,
         capture_output=True,
         text=True,
         timeout=300,
@@ -36,7 +37,7 @@ def run(*arguments, path: str = str(ROOT)) -> subprocess.CompletedProcess:
 @pytest.fixture(scope="module")
 def programs() -> dict:
     """All programs in one process, because start-up would cost more than compiling."""
-    process = run(str(HERE / "programs.py"))
+    process = run(str(HERE / "programs.py"), **WITHOUT_TPU)
     assert process.returncode == 0, process.stderr[-2000:]
     return json.loads(process.stdout)
 

@@ -1,10 +1,8 @@
 """Compiles tiny training steps for a TPU slice in one process; prints one JSON object.
 
-Run by compile_check_test.py. The environment must be set before JAX starts, so it is a program of
-its own and not part of the test process.
+Run by compile_check_test.py with the variables of aodiff.tools.environment, which must be set before
+JAX starts: a program of its own and not part of the test process.
 """
-
-from aodiff.tools import compile_check  # first: it sets the environment
 
 import dataclasses
 import json
@@ -17,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from aodiff.config import base
 from aodiff.nn.aogpt import INJECTIONS
-from aodiff.tools import hlo, topologies
+from aodiff.tools import compile_check, hlo, topologies
 
 
 def tiny(method: str = "aogpt", **changes):
