@@ -28,6 +28,18 @@ class CheckpointError(Exception):
     """A checkpoint cannot be written or read: one sentence with the path and what to do."""
 
 
+class _Manager(ocp.CheckpointManager):
+    """orbax's manager, kept away from the preemption service.
+
+    orbax asks the service about the step it is saving, also from its background thread. The service
+    then takes that old step for the present one, and a SIGTERM in that moment is never acted upon.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        del step
+        return False
+
+
 class Checkpoints:
     """The checkpoints of one run; saves are asynchronous."""
 
@@ -44,11 +56,11 @@ class Checkpoints:
             policies.append(policy.EveryNSteps(keep_every))
         self.path = pathlib.Path(workdir).resolve() / "checkpoints"
         try:
-            self._manager = ocp.CheckpointManager(
+            self._manager = _Manager(
                 self.path,
                 options=ocp.CheckpointManagerOptions(
+                    create=not read_only,
                     cleanup_tmp_directories=not read_only,
-                    read_only=read_only,
                     preservation_policy=policy.AnyPreservationPolicy(policies),
                 ),
             )

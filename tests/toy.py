@@ -4,6 +4,7 @@ example, microbatches with unequal counts, sharded and stacked parameters, and s
 import dataclasses
 import os
 import signal
+import time
 
 import flax.linen as nn
 import jax
@@ -83,6 +84,7 @@ class Toy:
         name, _, when = os.environ.get("TOY_STOP", "").partition("@")
         if when == str(step) and jax.process_index() == jax.process_count() - 1:
             os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+            time.sleep(2)  # SIGTERM is noticed within a second, in which the toy would finish
         noise = jax.jit(lambda k: jax.random.uniform(k, (self.vocab,)))(key)
         norm = jax.jit(lambda p: jnp.sum(jnp.square(p["head"])))(params)
         trace = 0.9 * np.asarray(extra["trace"]) + 1e-3 * float(norm) * np.asarray(noise)

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from aodiff import distributed, train
+from aodiff import distributed, partitioning, train
 from aodiff.config import ConfigError
+from aodiff.state import TrainState
 from tests import toy
 
 WORKER = pathlib.Path(__file__).parent / "multiprocess" / "worker.py"
@@ -55,11 +56,21 @@ def registered():
     toy.register()
 
 
+def train_on_one_device(config, workdir) -> TrainState:
+    """On one CPU device XLA's sums have one order; on simulated devices they depend on timing."""
+    make_mesh = partitioning.make_mesh
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            partitioning, "make_mesh", lambda **sizes: make_mesh(**sizes, devices=jax.devices()[:1])
+        )
+        return train.train(config, workdir)
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """(workdir, final state) of an uninterrupted run on eight devices."""
+    """(workdir, final state) of an uninterrupted run on one device."""
     workdir = tmp_path_factory.mktemp("reference")
-    return workdir, train.train(toy.get_config(), workdir)
+    return workdir, train_on_one_device(toy.get_config(), workdir)
 
 
 def test_an_uninterrupted_run_leaves_everything(reference):
@@ -79,12 +90,12 @@ def test_an_uninterrupted_run_leaves_everything(reference):
 def test_kill_9_and_rerun_is_bit_equal(reference, tmp_path):
     """Killed at step 9: the run falls back to step 8, inside a logging window (6 to 10)."""
     workdir, final = reference
-    code, out = finish(start_worker(tmp_path, 8, "KILL@9"))
+    code, out = finish(start_worker(tmp_path, 1, "KILL@9"))
     assert code == -9, out
     with (tmp_path / "metrics.jsonl").open("a") as f:
         f.write('{"step": 9, "train/lo')  # torn by the kill
     (tmp_path / "checkpoints" / "10.orbax-checkpoint-tmp").mkdir()  # half written
-    resumed = train.train(toy.get_config(), tmp_path)
+    resumed = train_on_one_device(toy.get_config(), tmp_path)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(final), jax.device_get(resumed))
     assert entries(tmp_path) == entries(workdir)
     a, b = (
@@ -100,7 +111,7 @@ def test_sigterm_saves_and_another_topology_continues(reference, tmp_path):
     assert code == 0, out
     assert "preempted at step" in out and "Traceback" not in out
     saved = max(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
-    assert 6 <= saved <= 9
+    assert saved in (6, 7)
     train.train(toy.get_config(), tmp_path)
     same_numbers(entries(tmp_path), entries(workdir))
 
@@ -108,11 +119,11 @@ def test_sigterm_saves_and_another_topology_continues(reference, tmp_path):
 def test_two_processes_stop_together_and_one_continues(reference, tmp_path):
     workdir, _ = reference
     connect = [f"--coordinator=127.0.0.1:{distributed.free_port()}", "--num_processes=2"]
-    pair = [start_worker(tmp_path, 4, "TERM@6", *connect, f"--process_id={i}") for i in range(2)]
+    pair = [start_worker(tmp_path, 1, "TERM@6", *connect, f"--process_id={i}") for i in range(2)]
     results = [finish(p) for p in pair]
     assert [code for code, _ in results] == [0, 0], results
     saved = max(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
-    assert 6 <= saved <= 9
+    assert saved in (6, 7)
     assert f"preempted at step {saved}" in results[0][1]
     train.train(toy.get_config(), tmp_path)
     same_numbers(entries(tmp_path), entries(workdir))
@@ -121,7 +132,7 @@ def test_two_processes_stop_together_and_one_continues(reference, tmp_path):
 def test_a_finished_run_is_left_alone(reference):
     workdir, final = reference
     before = (workdir / "metrics.jsonl").read_text()
-    again = train.train(toy.get_config(), workdir)
+    again = train_on_one_device(toy.get_config(), workdir)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(final), jax.device_get(again))
     assert (workdir / "metrics.jsonl").read_text() == before
 
@@ -132,7 +143,7 @@ def test_another_config_does_not_overwrite(reference):
     other.seed = 1
     other.data.vocab = 4
     before = (workdir / "config.json").read_text()
-    with pytest.raises(ConfigError, match="holds a run with seed=0, data.vocab=8, but .* seed=1"):
+    with pytest.raises(ConfigError, match="holds a run with data.vocab=8, seed=0, but .* seed=1"):
         train.train(other, workdir)
     assert (workdir / "config.json").read_text() == before
 
