@@ -15,7 +15,7 @@ import numpy as np
 
 from aodiff.core.orders import inverse
 from aodiff.nn.attention import KVCache, Rows, decode_mask, last_valid
-from aodiff.nn.layers import Linear, Norm, along_last, normal_init, param, rotary
+from aodiff.nn.layers import Linear, Norm, along_last, lookup, normal_init, param, rotary
 from aodiff.nn.transformer import REMAT, layers, modulate
 from aodiff.partitioning import shard
 from pallas_kernels import IMPLS, causal_streams
@@ -248,16 +248,15 @@ class AOGPT(nn.Module):
         if cfg.unit_sizes is not None:
             offsets = np.concatenate([[0], np.cumsum(cfg.unit_sizes)[:-1]]).astype(np.int32)
             token = token + jnp.asarray(offsets)[jnp.clip(own, 0, cfg.seq_len - 1)]
-        # Gathering from a table that is sharded on both axes would make XLA replicate the result.
-        table = shard(self.tok.astype(dtype), "act_vocab" if cfg.unit_sizes is None else None, None)
-        x = table[jnp.maximum(token, 0)]
+        axis = "act_vocab" if cfg.unit_sizes is None else None
+        x = lookup(self.tok, jnp.maximum(token, 0), dtype, axis)
         x = jnp.where((own < 0)[..., None], self.none.astype(dtype)[None], x)
         if cfg.num_sinks == 2:
             x = jnp.where((own == cfg.seq_len)[..., None], self.sink.astype(dtype)[None], x)
         if not cfg.rotary:
-            x = x + self.pos.astype(dtype)[own + 1]
+            x = x + lookup(self.pos, own + 1, dtype)
         if cfg.injection == "input":
-            x = x + self.tpos.astype(dtype)[target]
+            x = x + lookup(self.tpos, target, dtype)
         return x
 
     def queries(self, target: jax.Array) -> jax.Array:
@@ -272,7 +271,7 @@ class AOGPT(nn.Module):
         if cfg.injection == "adaln":
             return rows.replace(cond=nn.silu(self.tpos[query_at]).astype(cfg.dtype))
         if cfg.injection == "every_layer_shared":
-            return rows.replace(added=self.tpos.astype(cfg.dtype)[query_at])
+            return rows.replace(added=lookup(self.tpos, query_at, cfg.dtype))
         if cfg.rotary:
             return rows.replace(
                 rope_q=rotary(query_at, cfg.head_dim), rope_k=rotary(own, cfg.head_dim)

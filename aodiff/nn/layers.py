@@ -9,6 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from aodiff.partitioning import shard
+
 EPSILON = 1e-5
 ROPE_BASE = 10000.0
 
@@ -34,6 +36,15 @@ def param(module: nn.Module, name: str, init: Init, shape: tuple, axes: tuple) -
 def along_last(vector: jax.Array, ndim: int) -> jax.Array:
     """Reshapes a vector so that it broadcasts along the last of `ndim` dimensions."""
     return vector.reshape((1,) * (ndim - 1) + (-1,))
+
+
+def lookup(table: jax.Array, ids: jax.Array, dtype: str, axis: str | None = None) -> jax.Array:
+    """Rows `ids` (...) of an embedding table (V, D), in `dtype`.
+
+    Gathering from a table that is sharded along D, over the axis that also shards the batch, would
+    make XLA replicate the result; so the table is gathered first, except along `axis` of V.
+    """
+    return shard(table.astype(dtype), axis, None)[ids]
 
 
 class Linear(nn.Module):

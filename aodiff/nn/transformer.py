@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from aodiff.nn.attention import KVCache, Rows, attend
-from aodiff.nn.layers import Linear, Norm, along_last, normal_init, param, rotate
+from aodiff.nn.layers import Linear, Norm, along_last, lookup, normal_init, param, rotate
 from aodiff.partitioning import shard
 
 REMAT = {  # what the backward pass may keep
@@ -36,7 +36,7 @@ class Block(nn.Module):
         out_init = normal_init(0.02 / (2 * cfg.num_layers) ** 0.5, cfg.truncated_init)
         if cfg.injection == "every_layer_own":
             table = param(self, "tpos", init, (cfg.seq_len, width), (None, "embed"))
-            x = x + table.astype(dtype)[rows.target]
+            x = x + lookup(table, rows.target, dtype)
         if rows.added is not None:
             x = x + rows.added
         modulation = [None] * 6
