@@ -6,6 +6,7 @@ the same loss. Source: arXiv 2506.19935 sections 2.2 and 3; dimensions as in `ao
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,12 +92,50 @@ class TorchStep:
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
 
-    def run(self, tokens: np.ndarray, order: np.ndarray) -> float:
+    def loss(self, tokens: np.ndarray, order: np.ndarray) -> torch.Tensor:
+        """Mean nats per token of tokens, order (B, n) int32."""
         tokens, order = torch.from_numpy(tokens).long(), torch.from_numpy(order).long()
-        self.optimizer.zero_grad(set_to_none=True)
         logits = self.model(tokens, order)
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens.gather(1, order).flatten())
+        return F.cross_entropy(logits.flatten(0, 1), tokens.gather(1, order).flatten())
+
+    def run(self, tokens: np.ndarray, order: np.ndarray) -> float:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(tokens, order)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         return loss.item()
+
+
+def load(model: AOGPTTorch, params: Any) -> None:
+    """Copies our parameters into the PyTorch model, layer by layer."""
+    p = params["params"]
+    blocks = p["blocks"]
+    norms = {"ln1": "ln1", "ln2": "ln2", "qn": "q_norm", "kn": "k_norm"}
+    values = {
+        "tok.weight": p["tok"],
+        "pos.weight": p["pos"],
+        "none": p["none"],
+        "tpos.weight": p["tpos"],
+        "lnf.weight": p["norm"]["scale"],
+        "adaf.weight": p["ada"]["kernel"].T,
+        "adaf.bias": p["ada"]["bias"],
+        "head.weight": p["head_kernel"].T,
+        "head.bias": p["head_bias"],
+    }
+    for i, block in enumerate(model.blocks):
+        d = block.o.weight.shape[0]
+        at = f"blocks.{i}."
+        values |= {
+            at + "qkv.weight": blocks["qkv_kernel"][i].reshape(d, 3 * d).T,
+            at + "qkv.bias": blocks["qkv_bias"][i],
+            at + "o.weight": blocks["out_kernel"][i].reshape(d, d).T,
+            at + "o.bias": blocks["out_bias"][i],
+        }
+        values |= {
+            f"{at}{ours}.weight": blocks[theirs]["scale"][i] for ours, theirs in norms.items()
+        }
+        for name in ("fc", "proj", "ada"):
+            values[f"{at}{name}.weight"] = blocks[name]["kernel"][i].T
+            values[f"{at}{name}.bias"] = blocks[name]["bias"][i]
+    model.load_state_dict({k: torch.tensor(np.array(v)) for k, v in values.items()})

@@ -118,7 +118,7 @@ def _called(line: str) -> list[str]:
 
 
 def _trip_count(loop: str, condition: list[str]) -> int:
-    """What XLA wrote on the loop, or the bound of `i < bound` (every scan); 1 for any other form."""
+    """What XLA noted on the loop, or the bound of `i < bound` (every scan); 1 for other forms."""
     if known := _KNOWN.search(loop):
         return int(known[1])
     constants = dict(m.groups() for line in condition if (m := _CONSTANT.search(line)))

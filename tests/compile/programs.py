@@ -1,7 +1,7 @@
 """Compiles tiny training steps for a TPU slice in one process; prints one JSON object.
 
-Run by compile_check_test.py with the variables of aodiff.tools.environment, which must be set before
-JAX starts: a program of its own and not part of the test process.
+Run by compile_check_test.py with the variables of aodiff.tools.environment, which must be set
+before JAX starts: a program of its own and not part of the test process.
 """
 
 import dataclasses

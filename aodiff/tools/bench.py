@@ -1,0 +1,185 @@
+"""Speed, as one JSON object with ratios measured in one run.
+
+  python -m aodiff.tools.bench train_step [--shape=small] [--rounds=5]
+  python -m aodiff.tools.bench generate [--size=cpu] [--seq_len=1024]
+  python -m aodiff.tools.bench pipeline
+
+Other users of the machine disturb wall-clock times; CPU seconds and the load average stand beside
+them, and the two sides of a ratio are timed in turns.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aodiff import accounting, optim, partitioning, state, steps
+from aodiff.config import base, finalize
+from aodiff.core import likelihood
+from aodiff.data import bench as data_bench
+from aodiff.methods.aogpt import AOGPTMethod
+from aodiff.nn.aogpt import AOGPT, AOGPTConfig
+from aodiff.tools.bench_generate import SIZES, bench_generate
+
+SHAPES = {
+    "tiny": (AOGPTConfig(128, 16, num_layers=2, width=32, num_heads=2, cond_dim=16), 4),
+    "bytes": (AOGPTConfig(256, 256, num_layers=6, width=384, num_heads=6), 8),
+    "small": (AOGPTConfig(50304, 1024, num_layers=12, width=768, num_heads=12), 1),
+}
+
+
+def bench_train_step(shape: str, rounds: int) -> dict[str, Any]:
+    """Times the real training step of an AO-GPT against the plain PyTorch one, float32, no EMA.
+
+    Args:
+      shape: a key of `SHAPES`.
+      rounds: timed steps of each side, taken in turns after one warm-up; medians are reported.
+
+    Returns:
+      For "aodiff" and, where torch is installed, "torch": seconds, cpu_seconds, tokens_per_second;
+      `ratio` = torch seconds / aodiff seconds (above 1: aodiff is faster) and the loss of both
+      on the same weights, tokens and orders, which shows that they compute the same thing.
+    """
+    cfg, batch = SHAPES[shape]
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, cfg.vocab_size, (batch, cfg.seq_len)).astype(np.int32)
+    order = np.stack([rng.permutation(cfg.seq_len) for _ in range(batch)]).astype(np.int32)
+    result = {
+        "shape": f"L{cfg.num_layers} d{cfg.width} n{cfg.seq_len} V{cfg.vocab_size} batch {batch}",
+        "device": jax.devices()[0].device_kind,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average_before": os.getloadavg()[0],
+    }
+    run, params, compile_seconds = _our_step(cfg, batch, tokens)
+    sides = {"aodiff": run}
+    result["parameters"] = accounting.count_params(params)
+    if importlib.util.find_spec("torch") is not None:
+        result["loss"] = {"aodiff": _our_loss(cfg, params, tokens, order)}
+        sides["torch"], result["loss"]["torch"] = _torch_step(cfg, params, tokens, order)
+    del params
+    seconds = take_turns(sides, rounds)
+    for name, (wall, cpu) in seconds.items():
+        result[name] = {
+            "seconds": wall,
+            "cpu_seconds": cpu,
+            "tokens_per_second": batch * cfg.seq_len / wall,
+        }
+    result["aodiff"]["compile_seconds"] = compile_seconds
+    if "torch" in sides:
+        result["ratio"] = seconds["torch"][0] / seconds["aodiff"][0]
+        result["cpu_ratio"] = seconds["torch"][1] / seconds["aodiff"][1]
+    return result | {"load_average_after": os.getloadavg()[0]}
+
+
+def take_turns(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[float, float]]:
+    """Median (wall seconds, CPU seconds of all threads) of each side, run alternately."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for turn in range(rounds + 1):
+        for name, run in sides.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            run()
+            spent = time.perf_counter() - wall, time.process_time() - cpu
+            if turn:  # the first is a warm-up
+                times[name].append(spent)
+    return {
+        name: tuple(statistics.median(column) for column in zip(*found, strict=True))
+        for name, found in times.items()
+    }
+
+
+def _our_step(
+    cfg: AOGPTConfig, batch: int, tokens: np.ndarray
+) -> tuple[Callable[[], float], Any, float]:
+    """A function that makes one step and returns its loss, initial parameters, compile seconds."""
+    method = AOGPTMethod(AOGPT(cfg), "uniform", 1000, native=tuple(range(cfg.seq_len)))
+    c = base("aogpt")
+    c.optim.ema_decay, c.eval.params, c.sample.params = 0.0, "raw", "raw"
+    c = finalize(c)
+    mesh = partitioning.make_mesh(devices=jax.devices()[:1])
+    mask = optim.decay_mask(state.abstract_params(method))
+    tx = optim.make_optimizer(c.optim, 1000, mask)
+    abstract = state.abstract_state(method, tx, False, mesh)
+    now = state.init_state(method, tx, False, abstract, seed=0)
+    params = jax.tree.map(np.asarray, now.params)  # a copy: the step donates its state
+    step = steps.make_train_step(method, tx, 1, 0.0)
+    begin = time.perf_counter()
+    compiled = steps.compile_train_step(step, abstract, method.batch_spec(batch), mesh)
+    seconds = time.perf_counter() - begin
+    rows = {
+        "tokens": tokens,
+        "loss_mask": np.ones(tokens.shape, bool),
+        "example_id": np.arange(batch, dtype=np.int32),
+    }
+    rows = jax.device_put(rows, partitioning.batch_sharding(mesh))
+    seed = jnp.uint32(0)
+
+    def run() -> float:
+        nonlocal now
+        now, metrics = compiled(now, rows, seed)
+        return float(metrics["loss"].value())
+
+    return run, params, seconds
+
+
+def _our_loss(cfg: AOGPTConfig, params: Any, tokens: np.ndarray, order: np.ndarray) -> float:
+    def loss(params, tokens, order):
+        return jnp.mean(likelihood.slot_nll(AOGPT(cfg).apply(params, tokens, order), tokens, order))
+
+    return float(jax.jit(loss)(params, tokens, order))
+
+
+def _torch_step(
+    cfg: AOGPTConfig, params: Any, tokens: np.ndarray, order: np.ndarray
+) -> tuple[Callable[[], float], float]:
+    """The same for PyTorch with the same initial weights, and its loss before the first step."""
+    import torch  # heavy, and absent from the base install
+
+    from aodiff.tools import bench_torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    shape = bench_torch.Shape(
+        cfg.num_layers, cfg.width, cfg.num_heads, cfg.seq_len, cfg.padded_vocab, cfg.cond_dim
+    )
+    model = bench_torch.AOGPTTorch(shape)
+    bench_torch.load(model, params)
+    o = base("aogpt").optim
+    step = bench_torch.TorchStep(model, o.lr, o.weight_decay, o.clip_global_norm)
+    with torch.no_grad():
+        loss = float(step.loss(tokens, order))
+    return lambda: step.run(tokens, order), loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m aodiff.tools.bench", description=__doc__)
+    what = parser.add_subparsers(dest="what", required=True)
+    train = what.add_parser("train_step")
+    train.add_argument("--shape", choices=SHAPES, default="bytes")
+    train.add_argument("--rounds", type=int, default=5)
+    generation = what.add_parser("generate")
+    generation.add_argument("--size", choices=SIZES, default="cpu")
+    generation.add_argument("--seq_len", type=int, default=1024)
+    generation.add_argument("--steps", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
+    generation.add_argument("--repeats", type=int, default=5)
+    what.add_parser("pipeline")
+    args = parser.parse_args()
+    if args.what == "train_step":
+        result = bench_train_step(args.shape, args.rounds)
+    elif args.what == "generate":
+        load = os.getloadavg()[0]
+        result = bench_generate(args.size, args.seq_len, tuple(args.steps), repeats=args.repeats)
+        result |= {"load_average_before": load, "load_average_after": os.getloadavg()[0]}
+    else:
+        result = data_bench.run(rows=8192, seconds=1.0)
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
