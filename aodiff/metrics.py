@@ -1,5 +1,7 @@
 """Accumulators that keep total and count apart, so that padding and unequal splits stay exact."""
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -38,7 +40,7 @@ class Sum:
         return self.total
 
 
-def merge(a, b):
+def merge(a: Any, b: Any) -> Any:
     """Adds two equal-structured trees of accumulators."""
     return jax.tree.map(lambda x, y: x + y, a, b, is_leaf=lambda x: isinstance(x, Mean | Sum))
 

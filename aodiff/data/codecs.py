@@ -177,6 +177,7 @@ def _check(config: ConfigDict) -> None:
 
 
 def describe(config: ConfigDict) -> DataInfo:
+    """The table or image set of `config`, without reading it."""
     _check(config)
     shared = dict(name=config.name, seq_len=config.seq_len)
     if config.name == "digits":
@@ -188,6 +189,7 @@ def describe(config: ConfigDict) -> DataInfo:
 
 
 def open_splits(config: ConfigDict) -> dict[str, Source]:
+    """Its encoded rows by split."""
     _check(config)
     codec, splits = _load(config.name, config.levels)
     sources = {}

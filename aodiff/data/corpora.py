@@ -74,6 +74,7 @@ def split_documents(documents: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def describe(config: ConfigDict) -> DataInfo:
+    """The built-in text of `config`."""
     tokenizer = make_tokenizer(config.tokenizer)
     return DataInfo(
         name=config.name,
@@ -85,6 +86,7 @@ def describe(config: ConfigDict) -> DataInfo:
 
 
 def open_splits(config: ConfigDict) -> dict[str, Source]:
+    """The packed documents of the text by split."""
     tokenizer = make_tokenizer(config.tokenizer)
     return {
         split: pack_in_memory(texts, tokenizer, config.seq_len)

@@ -286,6 +286,7 @@ def sample_summary(options: Options, target: Path) -> str:
 
 
 def parse(argv: list[str]) -> tuple[Options, argparse.Namespace]:
+    """Options of the preparation, and the flags as given."""
     parser = argparse.ArgumentParser(prog="python -m aodiff.data.prepare", description=__doc__)
     add = parser.add_argument
     add("--name", required=True, help="data set name, as in config.data.name")

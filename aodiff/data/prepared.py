@@ -85,6 +85,7 @@ def find(config: ConfigDict) -> Path:
 
 
 def describe(config: ConfigDict) -> DataInfo:
+    """The prepared data set of `config`, whether or not it is there yet."""
     tokenizer = make_tokenizer(config.tokenizer)
     return DataInfo(
         name=config.name,
@@ -138,6 +139,7 @@ def open_tfds(directory: Path) -> dict[str, ArrayRecordSource]:
 
 
 def open_splits(config: ConfigDict) -> dict[str, Source]:
+    """Opens the files of the data set by split; DataError if they are absent or do not fit."""
     if not config.name.startswith(TFDS):
         return open_directory(find(config))
     directory = Path(config.name.removeprefix(TFDS)).expanduser()

@@ -204,6 +204,7 @@ def make_law(config: ConfigDict) -> TreeLaw:
 
 
 def describe(config: ConfigDict) -> DataInfo:
+    """The generator of `config`."""
     return DataInfo(
         name=config.name,
         seq_len=config.seq_len,
@@ -214,6 +215,7 @@ def describe(config: ConfigDict) -> DataInfo:
 
 
 def open_splits(config: ConfigDict) -> dict[str, Source]:
+    """Rows drawn from the generator by split."""
     law = make_law(config)
     # Held-out rows come first, so that train_rows can change without changing them.
     held_out = config.eval_rows
