@@ -6,7 +6,7 @@ the same loss. Source: arXiv 2506.19935 sections 2.2 and 3; dimensions as in `ao
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -33,10 +33,10 @@ class Block(nn.Module):
         super().__init__()
         d, self.heads = s.width, s.num_heads
         self.ln1 = nn.RMSNorm(d, eps=1e-5)
-        self.ln2 = nn.RMSNorm(d, eps=1e-5)
+        self.qkv, self.o = nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.qn = nn.RMSNorm(d // s.num_heads, eps=1e-5)
         self.kn = nn.RMSNorm(d // s.num_heads, eps=1e-5)
-        self.qkv, self.o = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.ln2 = nn.RMSNorm(d, eps=1e-5)
         self.fc, self.proj = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
         self.ada = nn.Linear(s.cond_dim, 6 * d)
 
@@ -60,8 +60,8 @@ class AOGPTTorch(nn.Module):
         d = s.width
         self.tok = nn.Embedding(s.vocab, d)
         self.pos = nn.Embedding(s.seq_len + 1, d)
-        self.none = nn.Parameter(torch.zeros(1, d))
         self.tpos = nn.Embedding(s.seq_len, s.cond_dim)
+        self.none = nn.Embedding(1, d)
         self.blocks = nn.ModuleList(Block(s) for _ in range(s.num_layers))
         self.lnf = nn.RMSNorm(d, eps=1e-5)
         self.adaf = nn.Linear(s.cond_dim, 2 * d)
@@ -69,7 +69,7 @@ class AOGPTTorch(nn.Module):
 
     def forward(self, tokens: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         permuted = tokens.gather(1, order)
-        start = (self.none + self.pos.weight[:1]).expand(len(tokens), 1, -1)
+        start = (self.none.weight + self.pos.weight[:1]).expand(len(tokens), 1, -1)
         rest = self.tok(permuted[:, :-1]) + self.pos(order[:, :-1] + 1)
         h = torch.cat([start, rest], dim=1)
         c = F.silu(self.tpos(order))
@@ -107,35 +107,8 @@ class TorchStep:
         return loss.item()
 
 
-def load(model: AOGPTTorch, params: Any) -> None:
-    """Copies our parameters into the PyTorch model, layer by layer."""
-    p = params["params"]
-    blocks = p["blocks"]
-    norms = {"ln1": "ln1", "ln2": "ln2", "qn": "q_norm", "kn": "k_norm"}
-    values = {
-        "tok.weight": p["tok"],
-        "pos.weight": p["pos"],
-        "none": p["none"],
-        "tpos.weight": p["tpos"],
-        "lnf.weight": p["norm"]["scale"],
-        "adaf.weight": p["ada"]["kernel"].T,
-        "adaf.bias": p["ada"]["bias"],
-        "head.weight": p["head_kernel"].T,
-        "head.bias": p["head_bias"],
-    }
-    for i, block in enumerate(model.blocks):
-        d = block.o.weight.shape[0]
-        at = f"blocks.{i}."
-        values |= {
-            at + "qkv.weight": blocks["qkv_kernel"][i].reshape(d, 3 * d).T,
-            at + "qkv.bias": blocks["qkv_bias"][i],
-            at + "o.weight": blocks["out_kernel"][i].reshape(d, d).T,
-            at + "o.bias": blocks["out_bias"][i],
-        }
-        values |= {
-            f"{at}{ours}.weight": blocks[theirs]["scale"][i] for ours, theirs in norms.items()
-        }
-        for name in ("fc", "proj", "ada"):
-            values[f"{at}{name}.weight"] = blocks[name]["kernel"][i].T
-            values[f"{at}{name}.bias"] = blocks[name]["bias"][i]
-    model.load_state_dict({k: torch.tensor(np.array(v)) for k, v in values.items()})
+def load(model: AOGPTTorch, arrays: Sequence[np.ndarray]) -> None:
+    """Sets the parameters, in order of registration, from `import_torch.to_reference`."""
+    with torch.no_grad():
+        for parameter, array in zip(model.parameters(), arrays, strict=True):
+            parameter.copy_(torch.tensor(np.array(array)))
