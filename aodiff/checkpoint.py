@@ -4,7 +4,6 @@ A checkpoint of step s is `workdir/checkpoints/s/` with two items: `state`, the 
 the JSON that says which run they belong to. A directory has its final name only when complete.
 """
 
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -157,8 +156,7 @@ def check_same_run(
     Raises:
       ConfigError: the data or one of `identity` differ, without `checkpoint.allow_config_change`.
     """
-    present = json.loads(json.dumps(config.to_dict()))
-    changed = config_lib.diff(stored["config"], present)
+    changed = config_lib.diff(stored["config"], config)
     for key in ("checkpoint.allow_config_change", "data.dir"):
         changed.pop(key, None)
     if stored["fingerprint"] != fingerprint:

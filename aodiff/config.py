@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import pathlib
 from collections.abc import Mapping
 
 import ml_collections
@@ -218,6 +219,18 @@ def check_batches(config, rows: int) -> None:
             )
 
 
+def default_workdir(config_file: str) -> pathlib.Path:
+    """configs/aogpt.py:smoke -> runs/aogpt-smoke; no time stamp, so that the same command resumes.
+
+    Raises:
+      ConfigError: the file does not exist.
+    """
+    path, _, preset = config_file.partition(":")
+    if not pathlib.Path(path).is_file():
+        raise ConfigError(f"--config={config_file}: no file {path}; name a file of configs/")
+    return pathlib.Path("runs") / "-".join([pathlib.Path(path).stem, *filter(None, [preset])])
+
+
 def arm(config, order: str) -> ml_collections.ConfigDict:
     """The config of a comparison arm: an AO-GPT with `order`, trained with equal compute.
 
@@ -237,13 +250,13 @@ def arm(config, order: str) -> ml_collections.ConfigDict:
 
 
 def flatten(config: Mapping, prefix: str = "") -> dict:
-    """Returns {"group.key": value}; an empty group has no entry."""
+    """Returns {"group.key": value}, lists as tuples; an empty group has no entry."""
     out = {}
     for key, value in config.items():
         if isinstance(value, Mapping | ml_collections.ConfigDict):
             out |= flatten(value, f"{prefix}{key}.")
         else:
-            out[prefix + key] = value
+            out[prefix + key] = _tuples(value)
     return out
 
 

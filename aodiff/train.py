@@ -116,7 +116,7 @@ def train(
     setup = set_up(config, method)
     config, method, workdir = setup.config, setup.method, pathlib.Path(workdir)
     num_steps, every = config.train.num_steps, config.checkpoint.every
-    splits = _open_splits(config)
+    splits = open_splits(config)
     meta = checkpoint.make_meta(config, splits["train"].fingerprint, _versions())
     _claim(workdir, config, meta)
     goodput = accounting.Goodput(workdir / "goodput.json")
@@ -259,7 +259,8 @@ class Recorder:
             self._goodput.write()
 
 
-def _open_splits(config) -> dict[str, data.Source]:
+def open_splits(config) -> dict[str, data.Source]:
+    """Opens the data; raises ConfigError if there is no split to evaluate on."""
     splits = data.open_splits(config.data)
     if config.eval.split not in splits:
         raise ConfigError(

@@ -1,0 +1,99 @@
+"""The config: validation in sentences, derived values, round trip, differences, comparison arms."""
+
+import json
+
+import ml_collections
+import pytest
+
+from aodiff import config as config_lib
+from aodiff.config import ConfigError
+
+
+def test_finalize_derives_and_freezes():
+    config = config_lib.base()
+    config.train.num_steps = 70
+    final = config_lib.finalize(config)
+    assert final.optim.decay_steps == 70 and config.optim.decay_steps is None
+    assert config_lib.finalize(final) == final
+    with pytest.raises(AttributeError):
+        final.train.num_steps = 5
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("method.name", "nosuch", "'nosuch' is not a method; choose one of aogpt, ordergpt"),
+        ("train.num_steps", 0, "train.num_steps=0 must be positive"),
+        ("optim.lr", float("nan"), "optim.lr=nan must be positive"),
+        ("optim.weight_decay", -0.1, "optim.weight_decay=-0.1 must not be negative"),
+        ("eval.params", "best", "eval.params='best' is unknown; use one of ema, raw"),
+        ("optim.ema_decay", 1.0, r"optim.ema_decay=1.0 is not in \[0, 1\)"),
+        ("optim.ema_decay", 0.0, "optim.ema_decay=0 keeps no EMA parameters"),
+        ("sample.top_p", 0.0, "sample.top_p=0.0"),
+        ("train.microbatches", 5, "global_batch=32 does not split into train.microbatches=5"),
+    ],
+)
+def test_bad_values(key, value, sentence):
+    config = config_lib.base()
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(ConfigError, match=sentence):
+        config_lib.finalize(config)
+
+
+def test_unknown_and_missing_keys():
+    config = config_lib.base()
+    with config.unlocked():
+        config.train.num_step = 5
+    with pytest.raises(ConfigError, match="train.num_step is unknown; did you mean train.num_step"):
+        config_lib.finalize(config)
+    with pytest.raises(ConfigError, match="missing; start from aodiff.config.base"):
+        config_lib.finalize(
+            ml_collections.ConfigDict({"method": {"name": "aogpt", "order": "l2r"}})
+        )
+
+
+def test_batches_must_divide_over_the_mesh():
+    config = config_lib.finalize(config_lib.base())
+    config_lib.check_batches(config, 8)
+    with pytest.raises(ConfigError, match="= 32 does not divide over the 3 batch shards"):
+        config_lib.check_batches(config, 3)
+    with pytest.raises(ConfigError, match="sample.batch = 8 .* multiple of 16"):
+        config_lib.check_batches(config, 16)
+
+
+def test_json_round_trip():
+    config = config_lib.base("ordergpt")
+    config.compare = {"l2r": "l2r", "any": "uniform"}
+    config = config_lib.finalize(config)
+    back = config_lib.from_json(config_lib.to_json(config))
+    assert config_lib.finalize(back) == config
+    assert isinstance(back.method.shift, tuple) and isinstance(back.eval.orders, tuple)
+
+
+def test_diff_names_old_and_new():
+    a, b = config_lib.base(), config_lib.base()
+    b.optim.lr = 2e-3
+    b.compare = {"x": "l2r"}
+    assert config_lib.diff(a, b) == {"optim.lr": (1e-3, 2e-3), "compare.x": (None, "l2r")}
+    assert not config_lib.diff(a, json.loads(json.dumps(a.to_dict())))  # tuples became lists
+
+
+def test_arm_has_equal_compute():
+    """A probe is a third of a step: 500 steps with a probe every 20 until 0.64 is 16 probes."""
+    config = config_lib.base("ordergpt")
+    config.train.num_steps = 500
+    config.compare = {"l2r": "l2r"}
+    arm = config_lib.arm(config_lib.finalize(config), "l2r")
+    assert arm.method.to_dict() == {"name": "aogpt", "order": "l2r"}
+    assert arm.train.num_steps == 500 + 6 and arm.optim.decay_steps == 506
+    assert not arm.compare and config_lib.finalize(arm).seed == config.seed
+    plain = config_lib.base("aogpt")
+    assert config_lib.arm(plain, "uniform").train.num_steps == plain.train.num_steps
+
+
+def test_default_workdir_names_the_preset():
+    name = config_lib.default_workdir
+    assert str(name("configs/aogpt.py:smoke")) == "runs/aogpt-smoke"
+    assert str(name("configs/aogpt.py")) == "runs/aogpt"
+    with pytest.raises(ConfigError, match="no file configs/nosuch.py"):
+        name("configs/nosuch.py:smoke")
