@@ -118,7 +118,6 @@ def _generate(model, params, keys, tokens, given, order, table, *, most, width, 
     drawn = num_given + revealed
     fed = jnp.concatenate([jnp.zeros_like(num_given), 1 + drawn], axis=1)
     calls = jnp.max(jnp.sum(jnp.diff(revealed, axis=1) > 0, axis=1))
-    row = jnp.arange(batch)[:, None]
 
     def call(rows, i, carry):
         tokens, step, cache = carry
@@ -129,8 +128,7 @@ def _generate(model, params, keys, tokens, given, order, table, *, most, width, 
         ids = categorical.sample(token_keys, logits, temperature, top_p)
         wanted = jnp.arange(width)[None] < (drawn[:, i + 1] - drawn[:, i])[:, None]
         target = jnp.where(wanted, position, n)  # n is dropped
-        tokens = tokens.at[row, target].set(ids, mode="drop")
-        return tokens, step.at[row, target].set(i, mode="drop"), cache
+        return _put(tokens, target, ids), _put(step, target, jnp.full_like(ids, i)), cache
 
     tokens = jnp.where(given, tokens, 0).astype(jnp.int32)
     cache = model.init_cache(batch, max(n - 1 + width, most + 1))
@@ -179,6 +177,11 @@ def _write(cache, rows, first):
         return jax.lax.dynamic_update_slice_in_dim(cache, rows.astype(cache.dtype), start, axis=2)
 
     return jax.vmap(one, in_axes=(1, 1, 0), out_axes=1)(cache, rows, first)
+
+
+def _put(array, index, values):
+    """array[b, index[b]] = values[b]; by row, so that a sharded batch needs no communication."""
+    return jax.vmap(lambda a, i, v: a.at[i].set(v, mode="drop"))(array, index, values)
 
 
 def _gather(order, first, width):
