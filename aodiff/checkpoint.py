@@ -111,6 +111,8 @@ class Checkpoints:
             raise _error("read", self.path / str(step), e) from e
 
     def close(self) -> None:
+        """Waits for saves and ends the background threads."""
+        self.wait()
         self._manager.close()
 
 

@@ -22,8 +22,6 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processe
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "this process, from 0")
 _PROFILE = flags.DEFINE_string("profile", "", "steps to trace, such as 10:13")
 
-SENTENCES = (ConfigError, DataError, CheckpointError, train.TrainingError)
-
 
 def run(config, workdir: pathlib.Path) -> None:
     """Trains (with its comparison runs), evaluates or samples."""
@@ -59,7 +57,7 @@ def main(argv: list[str]) -> None:
         run(_CONFIG.value, pathlib.Path(_WORKDIR.value or default))
     except distributed.Preempted as e:
         logging.info("%s", e)
-    except SENTENCES as e:
+    except (ConfigError, DataError, CheckpointError, train.TrainingError) as e:
         sys.exit(" ".join(str(e).split()))
     except OSError as e:
         sys.exit(f"{e}; put that right and rerun the same command, it continues where it can")

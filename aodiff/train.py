@@ -32,7 +32,7 @@ from aodiff import (
 from aodiff import config as config_lib
 from aodiff.config import ConfigError
 from aodiff.data.pipeline import train_batches
-from aodiff.evaluate import evaluate
+from aodiff.evaluate import evaluate, format_result, latest_record
 from aodiff.methods.base import Method
 from aodiff.metrics import Mean, Sum, Window
 from aodiff.profiling import Profiler
@@ -198,6 +198,9 @@ def train(
         if jax.process_index() == 0:
             goodput.write()
             figures.loss_curve(workdir)
+    if start == num_steps:
+        for name, result in latest_record(workdir, config.eval.split)["results"].items():
+            logging.info("finished before: %s %s", name, format_result(result))
     return now
 
 
@@ -314,11 +317,9 @@ def _compile(setup: Setup) -> jax.stages.Compiled:
 
 def _refresh(setup: Setup, now: TrainState, batch: dict, step: int, writers: Writers) -> TrainState:
     """Lets the method update `extra` on the host; the result is replicated over the mesh."""
-    probe = jax.jit(
-        lambda step: rng.stream(setup.config.seed, rng.PROBE, step), out_shardings=setup.replicated
-    )
+    stream = jax.jit(rng.stream, static_argnums=1, out_shardings=setup.replicated)
     with jax.set_mesh(setup.mesh):
-        key = probe(np.int32(step))
+        key = stream(np.uint32(setup.config.seed), rng.PROBE, np.int32(step))
         extra, scalars = setup.method.refresh(now.params, batch, key, step, now.extra)
 
     def place(x: Any, like: jax.ShapeDtypeStruct) -> jax.Array:

@@ -23,12 +23,21 @@ class Writer(Protocol):
 
 
 def set_up_logging(verbose: bool) -> None:
-    """Plain lines with the time; other libraries' chatter below a warning is dropped."""
+    """Plain lines with the time; see `keep` for those of other libraries."""
     handler = logging.get_absl_handler()
     handler.setFormatter(std_logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    own = str(pathlib.Path(__file__).parent)
-    handler.addFilter(lambda r: r.levelno >= std_logging.WARNING or r.pathname.startswith(own))
+    handler.addFilter(keep)
+    # A failed save is reported once, by `checkpoint`; asyncio would add a traceback per file.
+    std_logging.getLogger("asyncio").setLevel(std_logging.CRITICAL)
     logging.set_verbosity(logging.INFO if verbose else logging.WARNING)
+
+
+def keep(record: std_logging.LogRecord) -> bool:
+    """Other libraries may warn, in a line: what they raise as well needs no traceback here."""
+    if record.pathname.startswith(str(pathlib.Path(__file__).parent)):
+        return True
+    record.exc_info = None
+    return record.levelno >= std_logging.WARNING
 
 
 class Console:

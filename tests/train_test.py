@@ -4,6 +4,7 @@ nothing had happened."""
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -135,6 +136,18 @@ def test_a_finished_run_is_left_alone(reference):
     again = train_on_one_device(toy.get_config(), workdir)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(final), jax.device_get(again))
     assert (workdir / "metrics.jsonl").read_text() == before
+
+
+def test_killed_before_the_last_evaluation(reference, tmp_path):
+    """The last checkpoint is there, its evaluation is not: it is made up for."""
+    workdir, _ = reference
+    shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    assert "eval/" in lines[-1]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:-1]))
+    (tmp_path / "eval" / "validation-12.json").unlink()
+    train_on_one_device(toy.get_config(), tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines)
 
 
 def test_another_config_does_not_overwrite(reference):

@@ -1,6 +1,7 @@
 """metrics.jsonl survives restarts and bad endings; optional writers ask for their package."""
 
 import json
+import logging
 import sys
 
 import pytest
@@ -57,6 +58,18 @@ def test_tensorboard_writes_scalars(tmp_path):
     found.write(3, {"train/loss": 1.5})
     found.close()
     assert b"train/loss" in next((tmp_path / "tensorboard").iterdir()).read_bytes()
+
+
+def test_other_libraries_get_a_line_for_a_warning_and_no_traceback():
+    def record(path, level):
+        error = OSError(28, "No space left on device")
+        return logging.LogRecord("absl", level, path, 1, "text", (), (OSError, error, None))
+
+    own, other = writers.__file__, "/site-packages/orbax/checkpoint.py"
+    assert writers.keep(record(own, logging.INFO))
+    assert not writers.keep(record(other, logging.INFO))
+    failed = record(other, logging.ERROR)
+    assert writers.keep(failed) and failed.exc_info is None
 
 
 def test_full_disk(tmp_path):
