@@ -1,7 +1,10 @@
 """Attention with materialised scores, written for XLA: the path for short sequences."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def dense_attention(
@@ -19,25 +22,55 @@ def dense_attention(
       q: (B, H, S, L, D). k, v: (B, Hkv, Lk, D), H a multiple of Hkv.
       seen: bool, broadcastable to (B, S, L, Lk); a row without any True gives exactly zero.
       scale: of the scores, default D ** -0.5.
-      return_probs: also return the probabilities (B, H, S, L, Lk) float32.
+      return_probs: also return the probabilities (B, H, S, L, Lk) float32, without gradient.
     """
     batch, heads, streams, length, dim = q.shape
-    kv_heads = k.shape[1]
-    group = heads // kv_heads
     scale = dim**-0.5 if scale is None else scale
     # All query heads and streams of one key head are rows of a single matmul.
-    rows = q.reshape(batch, kv_heads, group * streams * length, dim)
-    scores = jnp.einsum("bhqd,bhkd->bhqk", rows, k, preferred_element_type=jnp.float32) * scale
-    scores = scores.reshape(batch, kv_heads, group, streams, length, -1)
-    seen = seen[:, None, None]
-    scores = jnp.where(seen, scores, -1e30)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    probs = weights / jnp.where(total > 0, total, 1.0)
-    mixed = probs.reshape(batch, kv_heads, group * streams * length, -1).astype(v.dtype)
-    out = jnp.einsum("bhqk,bhkd->bhqd", mixed, v, preferred_element_type=jnp.float32)
-    out = out.astype(q.dtype).reshape(q.shape)
+    grouped = (batch, k.shape[1], heads // k.shape[1] * streams * length)
+    out, probs = _attend(q.reshape(*grouped, dim), k, v, seen, scale, streams)
+    out = out.reshape(q.shape)
     if not return_probs:
         return out
-    return out, probs.reshape(batch, heads, streams, length, -1)
+    return out, jax.lax.stop_gradient(probs).reshape(batch, heads, streams, length, -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _attend(q, k, v, seen, scale, streams):
+    """q (B, Hkv, G*S*L, D) -> output of that shape, and probabilities (B, Hkv, G*S*L, Lk)."""
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * scale
+    length = seen.shape[-2]
+    by_row = (*scores.shape[:2], -1, streams, length, scores.shape[-1])
+    seen = seen[:, None, None]
+    rows = jnp.where(seen, scores.reshape(by_row), -1e30)
+    weights = jnp.exp(rows - jnp.max(rows, axis=-1, keepdims=True))
+    weights = jnp.where(seen, weights, 0.0)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    probs = (weights / jnp.where(total > 0, total, 1.0)).reshape(scores.shape)
+    out = jnp.einsum(
+        "bhqk,bhkd->bhqd", probs.astype(v.dtype), v, preferred_element_type=jnp.float32
+    )
+    return out.astype(q.dtype), probs
+
+
+def _attend_fwd(q, k, v, seen, scale, streams):
+    out, probs = _attend(q, k, v, seen, scale, streams)
+    return (out, probs), (q, k, v, seen, out, probs)
+
+
+def _attend_bwd(scale, streams, saved, cotangents):
+    """The row sum of p * dp is taken as that of out * dout: D numbers a row instead of Lk."""
+    q, k, v, seen, out, probs = saved
+    dout, _ = cotangents
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    row_sum = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1, keepdims=True)
+    dscores = probs * (product("bhqd,bhkd->bhqk", dout, v) - row_sum) * scale
+    dscores = dscores.astype(q.dtype)
+    dv = product("bhqk,bhqd->bhkd", probs.astype(v.dtype), dout)
+    dq = product("bhqk,bhkd->bhqd", dscores, k)
+    dk = product("bhqk,bhqd->bhkd", dscores, q)
+    no_gradient = np.zeros(seen.shape, jax.dtypes.float0)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), no_gradient
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)

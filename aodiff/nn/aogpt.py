@@ -15,7 +15,7 @@ import numpy as np
 
 from aodiff.core.orders import inverse
 from aodiff.nn.attention import KVCache, Rows, decode_mask, last_valid
-from aodiff.nn.layers import Linear, Norm, along_last, lookup, normal_init, param, rotary
+from aodiff.nn.layers import Linear, Norm, along_last, lookup, matmul, normal_init, param, rotary
 from aodiff.nn.transformer import REMAT, layers, modulate
 from aodiff.partitioning import shard
 from pallas_kernels import IMPLS, causal_streams
@@ -288,11 +288,10 @@ class AOGPT(nn.Module):
         if cfg.injection == "adaln":
             z = modulate(z, *jnp.split(self.ada(nn.silu(self.tpos[target])), 2, axis=-1))
         z = z.astype(cfg.dtype)
-        f32 = jnp.float32
         if cfg.unit_sizes is not None:
             return self.unit_logits(z, target, every_unit)
         head = self.tok.T if cfg.tied_head else self.head
-        out = jnp.dot(z, head.astype(cfg.dtype), preferred_element_type=f32)
+        out = matmul(z, head.astype(cfg.dtype), jnp.float32)
         bias = jnp.zeros((cfg.padded_vocab,)) if cfg.tied_head else self.head_bias
         if cfg.mask_padded_vocab:
             bias = jnp.where(jnp.arange(cfg.padded_vocab) < cfg.vocab_size, bias, MASKED)

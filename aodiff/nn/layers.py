@@ -47,6 +47,16 @@ def lookup(table: jax.Array, ids: jax.Array, dtype: str, axis: str | None = None
     return shard(table.astype(dtype), axis, None)[ids]
 
 
+def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+    """x (..., D) @ kernel (D, F), accumulated in `dtype` (default: that of x).
+
+    Flattened to one matrix of rows: the gradient of a batched product with respect to the kernel
+    is three times slower under XLA on CPUs.
+    """
+    rows = jnp.dot(x.reshape(-1, x.shape[-1]), kernel, preferred_element_type=dtype)
+    return rows.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
 class Linear(nn.Module):
     """(..., D) @ kernel (D, F) + bias (F,), in the compute dtype."""
 
@@ -59,7 +69,7 @@ class Linear(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = param(self, "kernel", self.kernel_init, (x.shape[-1], self.features), self.axes)
         bias = param(self, "bias", nn.initializers.zeros, (self.features,), self.axes[1:])
-        y = jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
+        y = matmul(x.astype(self.dtype), kernel.astype(self.dtype))
         return y + along_last(bias.astype(self.dtype), y.ndim)
 
 
