@@ -237,7 +237,7 @@ def arm(config, order: str) -> ml_collections.ConfigDict:
     A probe of OrderGPT costs a third of a training step (one forward of three matmul passes); the
     arm gets that share as extra steps, counted as if OrderGPT refreshed until its latest freeze.
     """
-    c = ml_collections.ConfigDict(config).unlock()
+    c = ml_collections.ConfigDict(config).copy_and_resolve_references().unlock()
     steps, method = c.train.num_steps, c.method
     if method.name == "ordergpt":
         probes = math.ceil(steps * method.shift[1] / method.refresh_every)

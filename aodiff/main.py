@@ -21,6 +21,7 @@ _COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0"
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "this process, from 0")
 _PROFILE = flags.DEFINE_string("profile", "", "steps to trace, such as 10:13")
+SENTENCES = (ConfigError, DataError, CheckpointError, train.TrainingError)
 
 
 def run(config, workdir: pathlib.Path) -> None:
@@ -39,16 +40,15 @@ def run(config, workdir: pathlib.Path) -> None:
         return
     setup = train.set_up(config)
     step, *model = train.restore(setup, workdir, config[_MODE.value].params)
-    rest = setup.info, setup.config, setup.mesh
+    rest, where = (setup.info, setup.config, setup.mesh), dict(step=step, workdir=workdir)
     if _MODE.value == "eval":
         source = train.open_splits(setup.config)[config.eval.split]
-        evaluate(setup.method, *model, source, *rest, step=step, workdir=workdir)
+        evaluate(setup.method, *model, source, *rest, **where)
     else:
-        generate(setup.method, *model, *rest, step=step, workdir=workdir)
+        generate(setup.method, *model, *rest, **where)
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main(_: list[str]) -> None:
     writers.set_up_logging(verbose=not _PROCESS_ID.value)
     try:
         default = default_workdir(flags.FLAGS["config"].config_filename)
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
         run(_CONFIG.value, pathlib.Path(_WORKDIR.value or default))
     except distributed.Preempted as e:
         logging.info("%s", e)
-    except (ConfigError, DataError, CheckpointError, train.TrainingError) as e:
+    except SENTENCES as e:
         sys.exit(" ".join(str(e).split()))
     except OSError as e:
         sys.exit(f"{e}; put that right and rerun the same command, it continues where it can")
@@ -70,11 +70,10 @@ def parse(argv: list[str]) -> list[str]:
         if flags.FLAGS["config"].value is None:
             sys.exit("--config is missing; try --config=configs/aogpt.py:smoke")
         return rest
-    except (AttributeError, KeyError) as e:
-        hint = " ".join(str(e).split()).strip("\"'")
-        sys.exit(f"unknown config key: {hint}; aodiff/config.py lists every key in base()")
-    except (flags.Error, ConfigError, TypeError, ValueError, OSError) as e:
-        sys.exit(" ".join(str(e).split()))
+    except (flags.Error, ConfigError, AttributeError, KeyError, TypeError, ValueError) as e:
+        what = "no such key in base() of aodiff/config.py: "
+        what = what if isinstance(e, AttributeError | KeyError) else ""
+        sys.exit(what + " ".join(str(e).split()).strip("\"'"))
 
 
 if __name__ == "__main__":

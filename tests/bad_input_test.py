@@ -46,7 +46,7 @@ def command(monkeypatch, tmp_path):
         ([SMOKE + "x"], 'preset "smokex" is unknown; choose one of'),
         (["--config=configs/nosuch.py"], "no file configs/nosuch.py; name a file of configs/"),
         ([SMOKE, "--config.train.num_stepz=1"], 'Did you mean "num_steps"'),
-        ([SMOKE, "--config.train.foo=1"], "unknown config key: foo"),
+        ([SMOKE, "--config.train.foo=1"], "no such key in base() of aodiff/config.py: foo"),
         ([SMOKE, "--config.train.num_steps=1.5"], "num_steps=1.5"),
         ([SMOKE, "--config.method.name=nosuch"], "choose one of aogpt, ordergpt"),
         ([SMOKE, "--config.method.order=zigzag"], "Unknown order 'zigzag'; use one of"),

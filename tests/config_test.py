@@ -89,6 +89,8 @@ def test_arm_has_equal_compute():
     assert not arm.compare and config_lib.finalize(arm).seed == config.seed
     plain = config_lib.base("aogpt")
     assert config_lib.arm(plain, "uniform").train.num_steps == plain.train.num_steps
+    config_lib.arm(config, "uniform")
+    assert config.method.name == "ordergpt" and config.train.num_steps == 500  # a copy
 
 
 def test_default_workdir_names_the_preset():
