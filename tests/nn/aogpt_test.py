@@ -229,7 +229,7 @@ def test_initialisation():
     order = jnp.tile(jnp.arange(16)[None], (8, 1))
     params = unbox(jax.jit(module.init)(keys[1], tokens, order))
     loss = -jnp.take_along_axis(
-        jax.nn.log_softmax(module.apply(params, tokens, order)), tokens[..., None], -1
+        jax.nn.log_softmax(jax.jit(module.apply)(params, tokens, order)), tokens[..., None], -1
     ).mean()
     assert loss == pytest.approx(np.log(128) + 2e-4 * 128, abs=0.05)
     blocks = params["params"]["blocks"]
@@ -270,13 +270,14 @@ def test_captured_evidence(name):
     """Capturing changes no logit; without query-key products attention is uniform: no evidence."""
     module, params, _ = model(name)
     tokens, order = jnp.asarray([[1, 0, 2, 1]] * 3), jnp.asarray(ORDERS)
-    logits, evidence = module.apply(params, tokens, order, capture=True)
+    capture = jax.jit(functools.partial(module.apply, capture=True))
+    logits, evidence = capture(params, tokens, order)
     np.testing.assert_allclose(logits, module.apply(params, tokens, order), atol=1e-5)
     assert evidence.shape == (2, N, N) and jnp.abs(evidence).max() > 1e-2
     blocks = params["params"]["blocks"]
     flat = {**blocks, "q_norm": {"scale": jnp.zeros_like(blocks["q_norm"]["scale"])}}
     flat = {"params": {**params["params"], "blocks": flat}}
-    _, evidence = module.apply(flat, tokens, order, capture=True)
+    _, evidence = capture(flat, tokens, order)
     np.testing.assert_allclose(evidence, 0, atol=1e-6)
 
 
