@@ -31,8 +31,8 @@ def evaluate(
     """Scores `config.eval.split` under every evaluation of the method.
 
     Writes `workdir/eval/<split>-<step>.json` and a figure beside it (process 0), and returns its
-    "results": per evaluation name nats/token with standard error over rows, bits, perplexity, counts, estimator and parameter
-    source. Totals are divided once, by the number of scored tokens.
+    "results": per evaluation name nats/token with standard error over rows, bits, perplexity,
+    counts, estimator and parameter source. Totals are divided once, by the number of scored tokens.
     """
     replicated = NamedSharding(mesh, PartitionSpec())
     results, rows = {}, {}

@@ -140,7 +140,17 @@ def _generate(model, params, keys, tokens, given, order, table, *, most, width, 
     return Samples(tokens, jnp.full(batch, n, jnp.int32), step)
 
 
-def feed(model, params, tokens, order, cache, first, count, rows, probes):
+def feed(
+    model: Any,
+    params: Any,
+    tokens: jax.Array,
+    order: jax.Array,
+    cache: Any,
+    first: jax.Array,
+    count: jax.Array,
+    rows: int,
+    probes: int,
+) -> tuple[jax.Array, Any]:
     """One network call: content slots first .. first + count - 1 of each row, then probes.
 
     Args:
