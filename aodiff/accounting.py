@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from aodiff.writers import replace_text
+
 # Peak dense bfloat16 FLOP/s of one JAX device, from the vendors' data sheets.
 PEAK_FLOPS = {
     "TPU v4": 275e12,
@@ -104,9 +106,7 @@ class Goodput:
             "steps_run": self.steps_run,
             "goodput": round(self.seconds["step"] / max(sum(self.seconds.values()), 1e-9), 4),
         }
-        new = self._path.with_suffix(".tmp")
-        new.write_text(json.dumps(record, indent=1))
-        new.replace(self._path)
+        replace_text(self._path, json.dumps(record, indent=1))
 
 
 class StepTimer:

@@ -24,9 +24,12 @@ class Preempted(Exception):
 
 
 def start(
-    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    preemptible: bool = True,
 ) -> None:
-    """Connects the processes of a run; the first call of a training program.
+    """Connects the processes of a run; the first call of a program. Compiled programs are cached.
 
     On Cloud TPU everything is found by itself; elsewhere all three arguments connect several
     processes; with none, a loop-back coordinator serves this one process, because the coordination
@@ -36,15 +39,19 @@ def start(
       coordinator: "host:port" of process 0.
       num_processes: number of processes.
       process_id: this process, from 0.
+      preemptible: whether the program asks `preempted`; without, SIGTERM ends one process at once.
 
     Raises:
       ConfigError: some but not all arguments are given, or they do not fit together.
     """
     if jax.distributed.is_initialized():
         return
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/aodiff/xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     given = (coordinator, num_processes, process_id)
     if all(g is None for g in given):
-        if not (_on_tpu() and _connect_tpu()):
+        if not (_on_tpu() and _connect_tpu()) and preemptible:
             jax.distributed.initialize(f"127.0.0.1:{free_port()}", 1, 0)
     elif any(g is None for g in given):
         raise ConfigError(

@@ -52,8 +52,8 @@ def main(_: list[str]) -> None:
     writers.set_up_logging(verbose=not _PROCESS_ID.value)
     try:
         default = default_workdir(flags.FLAGS["config"].config_filename)
-        if _MODE.value == "train" or _COORDINATOR.value:
-            distributed.start(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+        connect = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+        distributed.start(*connect, preemptible=_MODE.value == "train")
         run(_CONFIG.value, pathlib.Path(_WORKDIR.value or default))
     except distributed.Preempted as e:
         logging.info("%s", e)

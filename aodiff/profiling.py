@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import pathlib
+import sys
 from collections.abc import Iterator
 
 import jax
@@ -40,7 +41,7 @@ class Profiler:
         first, last = self._window
         if step == first:
             jax.profiler.start_trace(str(self._path))
-        faulthandler.dump_traceback_later(HANG_SECONDS)
+        faulthandler.dump_traceback_later(HANG_SECONDS, file=sys.__stderr__)
         try:
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 yield

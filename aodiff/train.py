@@ -37,7 +37,7 @@ from aodiff.methods.base import Method
 from aodiff.metrics import Mean, Sum, Window
 from aodiff.profiling import Profiler
 from aodiff.state import TrainState
-from aodiff.writers import Writers
+from aodiff.writers import Writers, replace_text
 
 
 class TrainingError(Exception):
@@ -142,7 +142,7 @@ def train(
     writers = Writers(workdir, config, start)
     recorder = Recorder(setup, writers, goodput, checkpoints, stored.get("window"))
     if jax.process_index() == 0:
-        (workdir / "config.json").write_text(config_lib.to_json(config))
+        replace_text(workdir / "config.json", config_lib.to_json(config))
 
     def evaluate_at(step: int) -> None:
         with goodput.measure("eval"):

@@ -61,9 +61,7 @@ class Jsonl:
         if path.exists():
             lines = "".join(_line(e) for e in self.kept)
             if lines != path.read_text():
-                new = path.with_suffix(".tmp")
-                new.write_text(lines)
-                new.replace(path)
+                replace_text(path, lines)
         self._file = path.open("a", buffering=1)
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
@@ -75,6 +73,13 @@ class Jsonl:
 
     def close(self) -> None:
         self._file.close()
+
+
+def replace_text(path: pathlib.Path, text: str) -> None:
+    """Writes a file that is, at any moment, either the old one or the new one."""
+    new = path.with_suffix(".tmp")
+    new.write_text(text)
+    new.replace(path)
 
 
 def _line(entry: dict) -> str:

@@ -20,7 +20,7 @@ def command(monkeypatch, tmp_path):
     """Runs the entry point in this process; returns the message it exits with, or None."""
     toy.register()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(distributed, "start", lambda *args: None)
+    monkeypatch.setattr(distributed, "start", lambda *args, preemptible: None)
     monkeypatch.setattr(writers, "set_up_logging", lambda verbose: None)
 
     def run(*args: str) -> str | None:
@@ -96,7 +96,12 @@ def test_the_process_exits_with_1_and_no_traceback(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "aodiff.main", SMOKE, "--config.train.num_steps=0"],
         cwd=tmp_path,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+            "PYTHONPATH": str(ROOT),
+        },
         capture_output=True,
         text=True,
         timeout=120,

@@ -26,6 +26,7 @@ def start_worker(workdir, devices: int, stop: str, *args: str) -> subprocess.Pop
     env = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_COMPILATION_CACHE_DIR": str(workdir / "cache"),
         "TOY_STOP": stop,
     }
     command = [sys.executable, str(WORKER), f"--config={toy.__file__}", f"--workdir={workdir}"]
@@ -57,21 +58,21 @@ def registered():
     toy.register()
 
 
-def train_on_one_device(config, workdir) -> TrainState:
+def train_on_one_device(config, workdir, **options) -> TrainState:
     """On one CPU device XLA's sums have one order; on simulated devices they depend on timing."""
     make_mesh = partitioning.make_mesh
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             partitioning, "make_mesh", lambda **sizes: make_mesh(**sizes, devices=jax.devices()[:1])
         )
-        return train.train(config, workdir)
+        return train.train(config, workdir, **options)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     """(workdir, final state) of an uninterrupted run on one device."""
     workdir = tmp_path_factory.mktemp("reference")
-    return workdir, train_on_one_device(toy.get_config(), workdir)
+    return workdir, train_on_one_device(toy.get_config(), workdir, profile=(2, 4))
 
 
 def test_an_uninterrupted_run_leaves_everything(reference):
@@ -84,6 +85,7 @@ def test_an_uninterrupted_run_leaves_everything(reference):
     assert found[-1]["eval/validation/own/nats_per_token"] < 2.2
     assert (workdir / "loss.png").exists() and (workdir / "eval" / "validation-12.json").exists()
     assert json.loads((workdir / "config.json").read_text())["optim"]["decay_steps"] == 12
+    assert list((workdir / "profile").rglob("*.xplane.pb"))
     seconds = json.loads((workdir / "goodput.json").read_text())["seconds"]
     assert seconds["compile"] > 0 and seconds["lost"] == 0
 
