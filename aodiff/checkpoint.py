@@ -4,6 +4,7 @@ A checkpoint of step s is `workdir/checkpoints/s/` with two items: `state`, the 
 the JSON that says which run they belong to. A directory has its final name only when complete.
 """
 
+import copy
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -71,10 +72,10 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, meta: dict) -> None:
-        """Starts saving; returns when the arrays may be donated."""
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta | {"step": step})
-        )
+        """Starts saving; returns when the arrays may be donated and `meta` may be changed."""
+        # orbax writes the JSON later, in another thread.
+        meta = copy.deepcopy(meta) | {"step": step}
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
         try:
             self._manager.save(step, args=items)
         except (OSError, ValueError, RuntimeError) as e:

@@ -106,6 +106,18 @@ def test_write_failure_is_one_sentence(tmp_path, monkeypatch):
         found.save(1, state.init_state(METHOD, TX, False, no_ema(), 0), META)
 
 
+def test_meta_is_that_of_the_moment_of_the_save(tmp_path):
+    """orbax writes it in another thread, while the loop goes on adding to its window."""
+    s = state.init_state(METHOD, TX, False, no_ema(), 0)
+    found, meta = Checkpoints(tmp_path, keep_last=9), {"window": {}}
+    for step in range(1, 7):
+        meta["window"]["loss"] = [1.0, 1.0]
+        found.save(step, s, meta)
+        meta["window"]["loss"] = [float(step), 2.0]
+    found.wait()
+    assert [found.meta(step)["window"]["loss"] for step in range(1, 7)] == [[1.0, 1.0]] * 6
+
+
 def a_run(**changes):
     config = toy.get_config()
     config.update_from_flattened_dict(changes)
