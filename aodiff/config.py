@@ -57,6 +57,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             dtype="float32",
             remat="none",
             attention="auto",
+            kernel_std=0.02,  # of projections at the start; narrow models learn faster with more
         )
     )
     c.data = ml_collections.ConfigDict(
@@ -140,7 +141,7 @@ POSITIVE = (
     "model.num_layers model.width model.num_heads data.seq_len optim.lr optim.eps "
     "optim.max_nonfinite optim.clip_global_norm train.global_batch train.num_steps "
     "train.microbatches eval.batch "
-    "sample.num sample.batch checkpoint.every checkpoint.keep_last log.every"
+    "model.kernel_std sample.num sample.batch checkpoint.every checkpoint.keep_last log.every"
 ).split()
 NOT_NEGATIVE = (
     "optim.lr_floor optim.warmup_steps optim.weight_decay eval.every sample.steps "

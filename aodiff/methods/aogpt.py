@@ -185,6 +185,7 @@ def build_model(config, info: DataInfo) -> AOGPT:
             dtype=m.dtype,
             remat=m.remat,
             attention=m.attention,
+            kernel_std=m.kernel_std,
         )
     )
 

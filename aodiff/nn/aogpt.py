@@ -52,6 +52,7 @@ class AOGPTConfig:
     remat: str = "none"
     attention: str = "auto"
     mask_padded_vocab: bool = True
+    kernel_std: float = 0.02  # of projections at the start; embedding tables always have 0.02
 
     def __post_init__(self):
         if self.injection not in INJECTIONS:
@@ -106,6 +107,7 @@ class AOGPT(nn.Module):
     def setup(self):
         cfg = self.cfg
         init = normal_init(0.02, cfg.truncated_init)
+        kernel_init = normal_init(cfg.kernel_std, cfg.truncated_init)
         zeros = nn.initializers.zeros
         d, n, units = cfg.width, cfg.seq_len, cfg.unit_sizes
         values = cfg.padded_vocab if units is None else sum(units)
@@ -118,7 +120,7 @@ class AOGPT(nn.Module):
             self.pos = param(self, "pos", init, (n + 1, d), (None, "embed"))
         if cfg.injection == "adaln":
             self.tpos = param(self, "tpos", init, (n, cfg.cond_dim), (None, None))
-            self.ada = Linear(2 * d, (None, "embed"), init, jnp.dtype(cfg.dtype))
+            self.ada = Linear(2 * d, (None, "embed"), kernel_init, jnp.dtype(cfg.dtype))
         elif cfg.injection in ("input", "every_layer_shared"):
             self.tpos = param(self, "tpos", init, (n, d), (None, "embed"))
         elif cfg.injection == "two_stream":
@@ -126,10 +128,11 @@ class AOGPT(nn.Module):
         self.blocks = layers(cfg)
         self.norm = Norm(cfg.norm)
         if units is not None:
-            self.head = param(self, "head_kernel", init, (n, d, max(units)), (None, "embed", None))
+            shape = (n, d, max(units))
+            self.head = param(self, "head_kernel", kernel_init, shape, (None, "embed", None))
             self.head_bias = param(self, "head_bias", zeros, (n * max(units),), (None,))
         elif not cfg.tied_head:
-            self.head = param(self, "head_kernel", init, (d, values), ("embed", "vocab"))
+            self.head = param(self, "head_kernel", kernel_init, (d, values), ("embed", "vocab"))
             self.head_bias = param(self, "head_bias", zeros, (values,), ("vocab",))
 
     def __call__(

@@ -32,10 +32,11 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, KVCache | jax.Array | None]:
         cfg, width = self.cfg, self.cfg.width
         dtype = jnp.dtype(cfg.dtype)
-        init = normal_init(0.02, cfg.truncated_init)
-        out_init = normal_init(0.02 / (2 * cfg.num_layers) ** 0.5, cfg.truncated_init)
+        init = normal_init(cfg.kernel_std, cfg.truncated_init)
+        out_init = normal_init(cfg.kernel_std / (2 * cfg.num_layers) ** 0.5, cfg.truncated_init)
         if cfg.injection == "every_layer_own":
-            table = param(self, "tpos", init, (cfg.seq_len, width), (None, "embed"))
+            table_init = normal_init(0.02, cfg.truncated_init)
+            table = param(self, "tpos", table_init, (cfg.seq_len, width), (None, "embed"))
             x = x + lookup(table, rows.target, dtype)
         if rows.added is not None:
             x = x + rows.added
