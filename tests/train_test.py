@@ -59,7 +59,7 @@ def registered():
 
 
 def train_on_one_device(config, workdir, **options) -> TrainState:
-    """On one CPU device XLA's sums have one order; on simulated devices they depend on timing."""
+    """Without collectives, whose order of summation differs with and without a coordinator."""
     make_mesh = partitioning.make_mesh
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
