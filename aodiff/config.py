@@ -140,12 +140,12 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
 POSITIVE = (
     "model.num_layers model.width model.num_heads data.seq_len optim.lr optim.eps "
     "optim.max_nonfinite optim.clip_global_norm train.global_batch train.num_steps "
-    "train.microbatches eval.batch "
+    "train.microbatches eval.batch eval.num_orders eval.ensemble_steps model.cond_dim "
     "model.kernel_std sample.num sample.batch checkpoint.every checkpoint.keep_last log.every"
 ).split()
 NOT_NEGATIVE = (
-    "optim.lr_floor optim.warmup_steps optim.weight_decay eval.every sample.steps "
-    "sample.temperature"
+    "optim.lr_floor optim.warmup_steps optim.weight_decay eval.every eval.ensemble eval.marginal "
+    "sample.steps sample.temperature"
 ).split()
 CHOICES = {
     "eval.params": ("ema", "raw"),
@@ -171,7 +171,10 @@ def finalize(config: ml_collections.ConfigDict) -> ml_collections.FrozenConfigDi
         )
     _check_keys(flatten(c), flatten(base(name)))
     values = flatten(c)
-    for key in POSITIVE:
+    if not 0 <= c.seed < 2**32:
+        raise ConfigError(f"seed={c.seed} is not in 0 .. 4294967295; choose one that is")
+    optional = ("optim.decay_steps", "checkpoint.keep_every")
+    for key in (*POSITIVE, *(key for key in optional if values[key] is not None)):
         if not 0 < values[key] < math.inf:
             raise ConfigError(f"{key}={values[key]} must be positive; raise it")
     for key in NOT_NEGATIVE:
