@@ -243,7 +243,11 @@ class OrderGPTMethod(AOGPTMethod):
         agreement = None
         if state.order_step >= 0:
             agreement = float((line.priority - line.priority.mean()) @ state.teacher)
-        sign, doubts = curriculum.orient(float(gap), float(error), agreement, int(state.doubts))
+        # The last refresh has no later one to wait for.
+        patience = 1 if step >= self.phases.shift_end else 3
+        sign, doubts = curriculum.orient(
+            float(gap), float(error), agreement, int(state.doubts), patience
+        )
         line = line if sign > 0 else line.reverse()
         teacher = line.priority.astype(np.float32)
 

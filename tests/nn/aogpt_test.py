@@ -251,6 +251,19 @@ def test_initialisation():
     assert jnp.abs(table).max() > 0.061 and table.std() == pytest.approx(0.02, rel=0.02)
 
 
+def test_kernel_std_scales_projections_and_nothing_else():
+    cfg = AOGPTConfig(vocab_size=8, seq_len=4, num_layers=2, width=16, num_heads=2, cond_dim=4)
+    wide = dataclasses.replace(cfg, kernel_std=0.08)
+    tokens, order = jnp.zeros((1, 4), jnp.int32), jnp.arange(4)[None]
+    a, b = (unbox(jax.jit(AOGPT(c).init)(jax.random.key(0), tokens, order)) for c in (cfg, wide))
+
+    def check(path, x, y):
+        scale = 4 if "kernel" in jax.tree_util.keystr(path) else 1
+        np.testing.assert_allclose(y, scale * x, rtol=1e-5)
+
+    jax.tree_util.tree_map_with_path(check, a, b)
+
+
 @pytest.mark.parametrize(("remat", "dtype"), [("full", "float32"), ("dots", "bfloat16")])
 def test_remat_and_bfloat16_keep_the_function(remat, dtype):
     module, params, _ = model("adaln")
