@@ -226,3 +226,13 @@ def test_no_machine_paths_or_leftovers():
         if (paths.search(line) or words.search(line)) and path != pathlib.Path(__file__)
     ]
     assert found == []
+
+
+def test_readme_is_filled_in_and_its_files_and_modules_exist():
+    text = (ROOT / "README.md").read_text()
+    assert "_to fill_" not in text
+    files = set(re.findall(r"\]\((?!http)([^)#]+)\)", text)) | set(
+        re.findall(r"\b(?:configs|launch)/[\w/]+\.\w+", text)
+    )
+    modules = {m.replace(".", "/") + ".py" for m in re.findall(r"python -m (aodiff[\w.]+)", text)}
+    assert [name for name in files | modules if not (ROOT / name).exists()] == []
