@@ -10,7 +10,7 @@ from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from aodiff import figures, rng
-from aodiff.data import DataInfo
+from aodiff.data import DataInfo, Stats
 from aodiff.data.pipeline import eval_batches
 from aodiff.methods.base import Method
 from aodiff.partitioning import batch_sharding
@@ -38,18 +38,18 @@ def evaluate(
     results, rows = {}, {}
     for name, evaluation in method.evaluations(config).items():
         fn = jax.jit(_with_stream(evaluation.fn, config.seed), out_shardings=replicated)
-        nll, count, curves = [], [], {}
+        nll, count, curves, tokens = [], [], {}, 0
         for batch in eval_batches(source, config.eval.batch, batch_sharding(mesh)):
             with jax.set_mesh(mesh):
-                scores = jax.device_get(fn(params, batch, extra))
-            real = scores.count > 0
+                scores, real, mask = jax.device_get(fn(params, batch, extra))
+            tokens += int(mask.sum())
             nll.append(scores.nll[real].astype(np.float64))
             count.append(scores.count[real].astype(np.float64))
             curves = jax.tree.map(np.add, curves, scores.curves) if curves else scores.curves
         nll, count = np.concatenate(nll), np.concatenate(count)
         if len(nll) != len(source):
             raise AssertionError(f"scored {len(nll)} rows of a split of {len(source)}")
-        results[name] = _summary(nll, count, source, info) | {
+        results[name] = _summary(nll, count, tokens, source.stats) | {
             "estimator": evaluation.estimator,
             "params": config.eval.params,
             "curves": {k: _curve(c) for k, c in curves.items()},
@@ -74,11 +74,20 @@ def evaluate(
 
 
 def _with_stream(fn, seed: int):
-    return lambda params, batch, extra: fn(params, batch, rng.stream(seed, rng.EVAL), extra)
+    """Scores of a batch, which rows are no padding, and which tokens there are to score."""
+
+    def scored(params, batch, extra):
+        scores = fn(params, batch, rng.stream(seed, rng.EVAL), extra)
+        return scores, batch["example_id"] >= 0, batch["loss_mask"]
+
+    return scored
 
 
-def _summary(nll: np.ndarray, count: np.ndarray, source, info: DataInfo) -> dict:
-    """Ratio estimate sum(nll) / sum(count) with its standard error over rows."""
+def _summary(nll: np.ndarray, count: np.ndarray, tokens: int, stats: Stats) -> dict:
+    """Ratio estimate sum(nll) / sum(count) with its standard error over rows.
+
+    `tokens` are all there are in the split; an estimator may score a part of them.
+    """
     mean = nll.sum() / count.sum()
     residual = nll - mean * count
     se = math.sqrt((residual**2).sum() / max(len(nll) - 1, 1) * len(nll)) / count.sum()
@@ -89,12 +98,13 @@ def _summary(nll: np.ndarray, count: np.ndarray, source, info: DataInfo) -> dict
         "perplexity": math.exp(min(mean, 700.0)),
         "tokens": int(count.sum()),
         "rows": len(nll),
-        "documents": source.stats.documents,
-        "bytes": source.stats.bytes,
+        "documents": stats.documents,
+        "bytes": stats.bytes,
     }
-    if source.stats.bytes:
-        summary["bits_per_byte"] = nll.sum() / math.log(2) / source.stats.bytes
-        summary["bits_per_byte_se"] = se * count.sum() / math.log(2) / source.stats.bytes
+    if stats.bytes:
+        tokens_per_byte = tokens / stats.bytes
+        summary["bits_per_byte"] = mean * tokens_per_byte / math.log(2)
+        summary["bits_per_byte_se"] = se * tokens_per_byte / math.log(2)
     return summary
 
 

@@ -47,12 +47,13 @@ def source():
     return ArraySource({"tokens": TOKENS, "length": LENGTHS}, stats)
 
 
-def score(source, workdir, devices, batch):
+def score(source, workdir, devices, batch, method=None):
     config = config_lib.base()
     config.eval.batch = batch
     mesh = partitioning.make_mesh(1, -1, 1, jax.devices()[:devices])
     info = DataInfo("table", N, 9, "symbol")
-    return evaluate(Table(), {}, {}, source, info, config, mesh, step=5, workdir=workdir)
+    method = method or Table()
+    return evaluate(method, {}, {}, source, info, config, mesh, step=5, workdir=workdir)
 
 
 def test_every_row_counts_once_whatever_the_batch_and_the_mesh(source, tmp_path):
@@ -74,6 +75,25 @@ def test_every_row_counts_once_whatever_the_batch_and_the_mesh(source, tmp_path)
         np.testing.assert_allclose(
             one[name]["nats_per_token"], eight[name]["nats_per_token"], rtol=1e-6
         )
+
+
+def test_an_estimator_may_score_a_part_of_the_tokens_and_none_of_a_row(source, tmp_path):
+    """Bits per byte then stand for all tokens, and rows without a score still count as rows."""
+
+    class FirstTokenOfEvenRows(Table):
+        def evaluations(self, config):
+            def fn(params, batch, key, extra):
+                scored = (batch["example_id"] % 2 == 0) & batch["loss_mask"][:, 0]
+                return Scores(jnp.where(scored, batch["tokens"][:, 0] + 0.5, 0.0), scored + 0.0, {})
+
+            return {"own": Evaluation(fn, "upper bound")}
+
+    own = score(source, tmp_path, 1, 8, FirstTokenOfEvenRows())["own"]
+    mean = (TOKENS[::2, 0] + 0.5).mean()
+    assert own["rows"] == ROWS and own["tokens"] == (ROWS + 1) // 2
+    np.testing.assert_allclose(own["nats_per_token"], mean, rtol=1e-6)
+    bits = mean * LENGTHS.sum() / math.log(2) / 100
+    np.testing.assert_allclose(own["bits_per_byte"], bits, rtol=1e-6)
 
 
 def test_the_record_names_its_data_and_keeps_every_row(source, tmp_path):
