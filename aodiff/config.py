@@ -198,6 +198,11 @@ def finalize(config: ml_collections.ConfigDict) -> ml_collections.FrozenConfigDi
             "optim.ema_decay=0 keeps no EMA parameters, but eval.params or sample.params asks for "
             "them; set both to raw"
         )
+    if c.compare and "own" not in c.eval.orders:
+        raise ConfigError(
+            f"eval.orders={c.eval.orders} lacks own, by which the runs of compare are compared; "
+            "add own to eval.orders or empty compare"
+        )
     if c.optim.decay_steps is None:
         c.optim.decay_steps = c.train.num_steps
     return ml_collections.FrozenConfigDict(c)

@@ -67,6 +67,9 @@ def test_batches_must_divide_over_the_mesh():
 def test_json_round_trip():
     config = config_lib.base("ordergpt")
     config.compare = {"l2r": "l2r", "any": "uniform"}
+    with pytest.raises(ConfigError, match="lacks own"):
+        config_lib.finalize(config)
+    config.eval.orders = ("own", "any")
     config = config_lib.finalize(config)
     back = config_lib.from_json(config_lib.to_json(config))
     assert config_lib.finalize(back) == config
@@ -85,7 +88,7 @@ def test_arm_has_equal_compute():
     """A probe is a third of a step: 500 steps with a probe every 20 until 0.64 is 16 probes."""
     config = config_lib.base("ordergpt")
     config.train.num_steps = 500
-    config.compare = {"l2r": "l2r"}
+    config.compare, config.eval.orders = {"l2r": "l2r"}, ("own",)
     arm = config_lib.arm(config_lib.finalize(config), "l2r")
     assert arm.method.to_dict() == {"name": "aogpt", "order": "l2r"}
     assert arm.train.num_steps == 500 + 6 and arm.optim.decay_steps == 506
