@@ -69,7 +69,7 @@ def test_gradient_is_that_of_the_global_mean(drawn):
             (batch["loss_mask"] & batch["keep"])[:, 1:]
         )
 
-    loss, grads = jax.value_and_grad(mean)(params)
+    loss, grads = jax.jit(jax.value_and_grad(mean))(params)
     np.testing.assert_allclose(metrics["loss"].value(), loss, rtol=1e-6)
     np.testing.assert_allclose(
         metrics["grad_norm"].value(),
@@ -112,7 +112,7 @@ def test_every_mesh_takes_the_same_steps(on_one_device, sizes):
     first, one, metrics = on_one_device
     other_first, other, other_metrics = three_steps(partitioning.make_mesh(*sizes))
     jax.tree.map(np.testing.assert_array_equal, first, other_first)
-    assert metrics["scored"].total == other_metrics["scored"].total
+    assert int(metrics["scored"].total) == int(other_metrics["scored"].total)
     # Adam divides by the root of a square, so rounding of a gradient carries over to its update.
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -141,7 +141,8 @@ def test_ema_follows_the_parameters_of_each_step():
     for count in (1, 2, 3):
         s, _ = step(s, a_batch(), SEED)
         d = min(0.5, (1 + count) / (10 + count))
-        expected = jax.tree.map(lambda e, p, d=d: d * e + (1 - d) * p, expected, s.params)
+        params = jax.device_get(s.params)
+        expected = jax.tree.map(lambda e, p, d=d: d * e + (1 - d) * p, expected, params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), expected, s.ema_params)
 
 
