@@ -120,6 +120,13 @@ def format_result(result: dict) -> str:
     return f"{text} ({result['estimator']}; {result['params']} parameters)"
 
 
+def log_comparison(config, workdir: pathlib.Path) -> None:
+    """Logs the table of a run and its `config.compare` runs, in the process that wrote them all."""
+    if config.compare and jax.process_index() == 0:
+        runs = {config.method.name: workdir} | {name: workdir / name for name in config.compare}
+        logging.info("held-out NLL\n%s", comparison_table(runs, config.eval.split))
+
+
 def comparison_table(workdirs: dict[str, pathlib.Path], split: str) -> str:
     """The last evaluation of several runs side by side, and paired differences to the first run.
 

@@ -11,7 +11,7 @@ from aodiff import distributed, profiling, train, writers
 from aodiff.checkpoint import CheckpointError
 from aodiff.config import ConfigError, arm, default_workdir
 from aodiff.data import DataError
-from aodiff.evaluate import comparison_table, evaluate
+from aodiff.evaluate import evaluate, log_comparison
 from aodiff.generate import generate
 
 _CONFIG = config_flags.DEFINE_config_file("config", help_string="a file of configs/, with :preset")
@@ -31,9 +31,7 @@ def run(config, workdir: pathlib.Path) -> None:
         for name, order in config.compare.items():
             logging.info("comparison run %s, order %s", name, order)
             train.train(arm(config, order), workdir / name)
-        if config.compare:
-            runs = {config.method.name: workdir} | {name: workdir / name for name in config.compare}
-            logging.info("held-out NLL\n%s", comparison_table(runs, config.eval.split))
+        log_comparison(config, workdir)
         for mode in ("eval", "sample"):
             command = ["python", "-m", "aodiff.main", *sys.argv[1:], f"--mode={mode}"]
             logging.info("to %s: %s", mode, shlex.join(command))
