@@ -85,6 +85,9 @@ def place_prompt(prompt: str, positions, info: DataInfo) -> tuple[np.ndarray, np
     if len(np.unique(where)) != len(where):
         raise ConfigError("sample.positions repeats a position; every position may be given once")
     tokens[where], given[where] = ids, True
+    if info.permutation is not None:  # positions are natural, the model's are hidden
+        hidden = np.asarray(info.permutation)
+        return tokens[hidden], given[hidden]
     return tokens, given
 
 

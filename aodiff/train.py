@@ -138,6 +138,11 @@ def train(
             checkpoints, config, setup.abstract, meta, lambda: _fresh(setup)
         )
         start = int(now.step)
+    if start > num_steps:
+        raise ConfigError(
+            f"{workdir} stands at step {start}, beyond train.num_steps={num_steps}; raise "
+            "train.num_steps or use another --workdir"
+        )
     goodput.resume(start)
     writers = Writers(workdir, config, start)
     recorder = Recorder(setup, writers, goodput, checkpoints, stored.get("window"))
@@ -198,7 +203,7 @@ def train(
         if jax.process_index() == 0:
             goodput.write()
             figures.loss_curve(workdir)
-    if start == num_steps:
+    if start == num_steps and jax.process_index() == 0:
         for name, result in latest_record(workdir, config.eval.split)["results"].items():
             logging.info("finished before: %s %s", name, format_result(result))
     return now

@@ -67,6 +67,16 @@ def test_a_prompt_that_does_not_fit_is_one_sentence(parts, prompt, positions, wo
         place_prompt(prompt, positions, parts[2])
 
 
+def test_prompt_positions_are_natural_also_where_the_model_sees_others():
+    config = tiny()
+    config.data.permute_seed = 1
+    info = data.describe(config.data)
+    tokens, given = place_prompt("ab", (2, 7), info)
+    assert np.flatnonzero(info.natural(given)).tolist() == [2, 7]
+    assert info.natural(tokens)[[2, 7]].tolist() == [ord("a"), ord("b")]
+    assert not given[2] or not given[7]  # they did move
+
+
 def test_prompts_need_text():
     config = tiny()
     config.data.name, config.data.seq_len = "markov", 8

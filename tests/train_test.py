@@ -140,6 +140,16 @@ def test_a_finished_run_is_left_alone(reference):
     assert (workdir / "metrics.jsonl").read_text() == before
 
 
+def test_a_run_beyond_its_last_step_says_so(reference):
+    workdir, _ = reference
+    shorter = toy.get_config()
+    shorter.train.num_steps = 4
+    before = (workdir / "config.json").read_text()
+    with pytest.raises(ConfigError, match="stands at step 12, beyond train.num_steps=4; raise"):
+        train_on_one_device(shorter, workdir)
+    assert (workdir / "config.json").read_text() == before
+
+
 def test_killed_before_the_last_evaluation(reference, tmp_path):
     """The last checkpoint is there, its evaluation is not: it is made up for."""
     workdir, _ = reference
