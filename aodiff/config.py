@@ -148,6 +148,7 @@ NOT_NEGATIVE = (
     "sample.steps sample.temperature"
 ).split()
 CHOICES = {
+    "model.dtype": ("float32", "bfloat16"),
     "eval.params": ("ema", "raw"),
     "sample.params": ("ema", "raw"),
     "sample.schedule": ("linear", "cosine"),

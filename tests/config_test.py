@@ -27,6 +27,7 @@ def test_finalize_derives_and_freezes():
         ("optim.lr", float("nan"), "optim.lr=nan must be positive"),
         ("optim.weight_decay", -0.1, "optim.weight_decay=-0.1 must not be negative"),
         ("eval.params", "best", "eval.params='best' is unknown; use one of ema, raw"),
+        ("model.dtype", "float31", "'float31' is unknown; use one of float32, bfloat16"),
         ("optim.ema_decay", 1.0, r"optim.ema_decay=1.0 is not in \[0, 1\)"),
         ("optim.ema_decay", 0.0, "optim.ema_decay=0 keeps no EMA parameters"),
         ("sample.top_p", 0.0, "sample.top_p=0.0"),

@@ -76,9 +76,10 @@ def test_file_and_refusals(tmp_path):
     path = tmp_path / "order.json"
     path.write_text(json.dumps([2, 0, 1]))
     assert draw(f"file({path})", n=3)[0].tolist() == [2, 0, 1]
-    path.write_text(json.dumps([2, 0, 2]))
-    with pytest.raises(ValueError, match="no permutation"):
-        draw(f"file({path})", n=3)
+    for text in ("[2, 0, 2]", "[2, 0]", "[2, 0, 1", "[[2], 0, 1]", "[2, 0, 1.5]", '{"0": 1}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="no permutation"):
+            draw(f"file({path})", n=3)
     with pytest.raises(ValueError, match="uniform"):
         draw("unifrom")
     for spec in ["mix", "mix(a)", "uniform(3)", "mix(2)", "anneal_to_l2r(3,3)", "block_fixed(3)"]:
