@@ -22,6 +22,7 @@ FORMAT = 1
 # Keys, and groups of keys, whose change makes the rest of a run another run.
 MODEL_IDENTITY = ("method.", "data.", "model.")
 IDENTITY = ("seed", "train.global_batch", *MODEL_IDENTITY)
+SHAPES = ("model.", "data.seq_len", "data.tokenizer", "data.vocab", "data.levels")
 
 
 class CheckpointError(Exception):
@@ -109,7 +110,8 @@ class Checkpoints:
         try:
             return self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as e:  # orbax and tensorstore raise many types for damaged files
-            raise _error("read", self.path / str(step), e) from e
+            other = any(words in str(e) for words in ("do not match", "not compatible"))
+            raise _error("fit" if other else "read", self.path / str(step), e) from e
 
     def close(self) -> None:
         """Waits for saves and ends the background threads."""
@@ -124,6 +126,7 @@ def _error(verb: str, path: pathlib.Path, e: Exception) -> CheckpointError:
         "write": "free space or permissions, then rerun the same command; it continues from the "
         "newest complete checkpoint",
         "read": "delete that directory to continue from an older one, or use another --workdir",
+        "fit": "it is of another model or optimizer; use the config it was written with",
     }[verb]
     reason = f"{type(e).__name__}: {reason}"
     return CheckpointError(f"cannot {verb} checkpoint {path} ({reason}); {advice}")
@@ -212,6 +215,8 @@ def start_up(
         return _resume(other, step, config, abstract, meta)
     if c.init_from is not None:
         other, step = existing(c.init_from, "checkpoint.init_from")
+        stored = other.meta(step)
+        check_same_run(stored, config, stored["fingerprint"], other.path.parent, SHAPES)
         logging.info("start: parameters of step %d of %s", step, c.init_from)
         state = fresh().replace(params=other.params(step, abstract.params))
         if state.ema_params is not None:

@@ -95,6 +95,12 @@ def test_damaged_is_one_sentence(saved, tmp_path):
         found.state(step, abstract_on(1, 1, 1))
 
 
+def test_a_good_checkpoint_of_another_state_is_not_called_damaged(saved):
+    found, step = checkpoint.existing(saved[0], "--workdir")
+    with pytest.raises(CheckpointError, match="another model or optimizer; use the config it was"):
+        found.state(step, no_ema())
+
+
 def test_write_failure_is_one_sentence(tmp_path, monkeypatch):
     found = Checkpoints(tmp_path)
 
@@ -185,5 +191,8 @@ def test_start_up_precedence(saved, tmp_path):
     assert begun.step == 0 and stored == {}
     plain, _ = start(tmp_path / "new3", a_run())
     equal(plain, fresh())
+    wider = a_run(**{"checkpoint.init_from": str(workdir), "model.width": 64})
+    with pytest.raises(ConfigError, match="holds a run with model.width=128, but .*=64"):
+        start(tmp_path / "new4", wider)
     with pytest.raises(ConfigError, match="resume_from='/nosuch' holds no checkpoint"):
-        start(tmp_path / "new4", a_run(**{"checkpoint.resume_from": "/nosuch"}))
+        start(tmp_path / "new5", a_run(**{"checkpoint.resume_from": "/nosuch"}))
