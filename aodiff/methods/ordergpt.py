@@ -94,6 +94,11 @@ class OrderGPTMethod(AOGPTMethod):
             raise ConfigError(
                 f"method.refresh_every={m.refresh_every} must be a positive number of steps"
             )
+        if config.model.num_sinks != 1:
+            raise ConfigError(
+                f"model.num_sinks={config.model.num_sinks} leaves OrderGPT no attention it can "
+                "read; use 1"
+            )
         if config.train.global_batch % 2:
             raise ConfigError(
                 f"train.global_batch={config.train.global_batch} must be even: OrderGPT "

@@ -317,6 +317,7 @@ def test_own_order_scores_the_learned_order_exactly(method, params, batch):
         ({"method.student": "big"}, "use one of row, flat, teacher"),
         ({"method.shift": (0.7, 0.64)}, "must not decrease"),
         ({"method.refresh_every": 0}, "method.refresh_every=0 must be"),
+        ({"model.injection": "two_stream", "model.num_sinks": 2}, "model.num_sinks=2 leaves"),
         ({"train.global_batch": 15}, "train.global_batch=15 must be even"),
     ],
 )
