@@ -59,6 +59,7 @@ SIGMA = {
     "model.norm": "layer",
     "model.qk_norm": False,
     "model.tied_head": True,
+    "method.order": "uniform",
 }
 ONE_ORDER = {
     "train.global_batch": 512,
