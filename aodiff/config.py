@@ -28,6 +28,7 @@ METHOD_DEFAULTS = {
         sampler="map",  # or "gumbel"
         # Evidence, graph, teacher and student.
         refresh_every=20,
+        probe_orders=1,  # uniform orders per example of a probe: more of them, less noise
         probe_decay=0.9,
         reciprocal="product",
         student="row",

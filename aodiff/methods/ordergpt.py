@@ -76,6 +76,7 @@ class OrderGPTMethod(AOGPTMethod):
     phases: curriculum.Curriculum
     context_gain: float
     sampler_kind: str
+    probe_orders: int
     decay: float
     reciprocal: str
     policy: OrderMLP | None  # None: the teacher's priorities are used as they are
@@ -90,10 +91,9 @@ class OrderGPTMethod(AOGPTMethod):
         _choose("method.sampler", m.sampler, SAMPLERS)
         _choose("method.reciprocal", m.reciprocal, tuple(graph.RECIPROCAL))
         _choose("method.student", m.student, (*STUDENTS, "teacher"))
-        if m.refresh_every < 1:
-            raise ConfigError(
-                f"method.refresh_every={m.refresh_every} must be a positive number of steps"
-            )
+        for name in ("refresh_every", "probe_orders"):
+            if m[name] < 1:
+                raise ConfigError(f"method.{name}={m[name]} is too small; set it to 1 or more")
         if config.model.num_sinks != 1:
             raise ConfigError(
                 f"model.num_sinks={config.model.num_sinks} leaves OrderGPT no attention it can "
@@ -119,6 +119,7 @@ class OrderGPTMethod(AOGPTMethod):
             phases=phases,
             context_gain=m.context_gain,
             sampler_kind=m.sampler,
+            probe_orders=m.probe_orders,
             decay=m.probe_decay,
             reciprocal=m.reciprocal,
             policy=None if m.student == "teacher" else OrderMLP(m.student, m.student_width),
@@ -348,7 +349,8 @@ class OrderGPTMethod(AOGPTMethod):
         """Evidence of the two halves (even and odd rows) of a batch under uniform orders."""
         tokens, mask = batch["tokens"], batch["loss_mask"]
         num, n = tokens.shape
-        order = self.order_of("uniform")(rng.example_keys(key, jnp.arange(num)), jnp.int32(0))
+        keys = rng.example_keys(key, jnp.arange(self.probe_orders * num))
+        orders = self.order_of("uniform")(keys, jnp.int32(0)).reshape(-1, num, n)
         groups = _num_groups(num, self.model.cfg.num_heads * n * n * 4)
 
         def one(group):
@@ -365,8 +367,11 @@ class OrderGPTMethod(AOGPTMethod):
         def strided(x):
             return x.reshape(num // groups, groups, n).swapaxes(0, 1)
 
-        found = jax.lax.map(one, jax.tree.map(strided, (tokens, mask, order)))
-        found = jax.tree.map(lambda x: x.reshape(groups // 2, 2, *x.shape[1:]).sum(0), found)
+        def once(order):
+            found = jax.lax.map(one, jax.tree.map(strided, (tokens, mask, order)))
+            return jax.tree.map(lambda x: x.reshape(groups // 2, 2, *x.shape[1:]).sum(0), found)
+
+        found = jax.tree.map(lambda x: x.sum(0), jax.lax.map(once, orders))
         values = jnp.zeros((n, self.model.cfg.vocab_size))
         found["values"] = values.at[jnp.arange(n)[None], tokens].add(mask.astype(jnp.float32))
         return jax.tree.map(lambda x: shard(x, *[None] * x.ndim), found)

@@ -109,6 +109,15 @@ def test_halves_are_even_and_odd_rows(method, params, batch, probe):
         np.testing.assert_allclose(probe["excess"][half], evidence.mean(0), atol=1e-5)
 
 
+def test_more_orders_per_example_count_more(method, params, batch, probe):
+    more = dataclasses.replace(method, probe_orders=3)
+    again = jax.device_get(more._probe(params, batch, rng.stream(0, rng.PROBE, 0)))
+    np.testing.assert_array_equal(again["count"].sum((1, 2)), 3 * probe["count"].sum((1, 2)))
+    np.testing.assert_array_equal(again["values"], probe["values"])
+    assert (again["count"] != 3 * probe["count"]).any()  # the orders are new ones
+    assert again["nll"] == pytest.approx(3 * probe["nll"], rel=0.1)
+
+
 def test_many_groups_give_the_same_sums(method, params, batch, probe, monkeypatch):
     monkeypatch.setattr(ordergpt, "PROBE_BYTES", 2 * N * N * 4 * 2)
     assert ordergpt._num_groups(B, 2 * N * N * 4) == 8
@@ -316,7 +325,7 @@ def test_own_order_scores_the_learned_order_exactly(method, params, batch):
         ({"method.reciprocal": "sum"}, "use one of product, max"),
         ({"method.student": "big"}, "use one of row, flat, teacher"),
         ({"method.shift": (0.7, 0.64)}, "must not decrease"),
-        ({"method.refresh_every": 0}, "method.refresh_every=0 must be"),
+        ({"method.refresh_every": 0}, "method.refresh_every=0 is too small"),
         ({"model.injection": "two_stream", "model.num_sinks": 2}, "model.num_sinks=2 leaves"),
         ({"train.global_batch": 15}, "train.global_batch=15 must be even"),
     ],
