@@ -117,6 +117,11 @@ def train(
     config, method, workdir = setup.config, setup.method, pathlib.Path(workdir)
     num_steps, every = config.train.num_steps, config.checkpoint.every
     splits = open_splits(config)
+    if "train" not in splits:
+        raise ConfigError(
+            f"{config.data.name} has no training split, only {', '.join(splits)}; use other data, "
+            "or --mode=eval"
+        )
     meta = checkpoint.make_meta(config, splits["train"].fingerprint, _versions())
     _claim(workdir, config, meta)
     goodput = accounting.Goodput(workdir / "goodput.json")

@@ -13,6 +13,7 @@ from tests import toy
 
 ROOT = pathlib.Path(__file__).parents[1]
 SMOKE = f"--config={ROOT}/configs/aogpt.py:smoke"
+PAPER = f"--config={ROOT}/configs/aogpt.py:owt_small"
 
 
 @pytest.fixture
@@ -54,6 +55,8 @@ def command(monkeypatch, tmp_path):
         ([SMOKE, "--config.mesh.data=3"], "does not fit 8 devices"),
         ([SMOKE, "--config.train.global_batch=12"], "does not divide over the 8 batch shards"),
         ([SMOKE, "--config.eval.split=nosuch"], "use one of train, validation, test"),
+        ([PAPER, "--config.data.dir=nosuch"], "no data at nosuch/openwebtext; run: python -m "),
+        ([SMOKE, "--config.model.dtype=float31"], "use one of float32, bfloat16"),
         ([SMOKE, "--config.data.seq_len=-1"], "data.seq_len=-1 must be positive"),
         ([SMOKE, "--mode=eval"], "holds no checkpoint; name the workdir"),
         ([SMOKE, "--workdir=/proc/nosuch/run"], "cannot write to workdir /proc/nosuch/run"),

@@ -140,6 +140,14 @@ def test_a_finished_run_is_left_alone(reference):
     assert (workdir / "metrics.jsonl").read_text() == before
 
 
+def test_data_without_a_training_split_say_so(tmp_path, monkeypatch):
+    both = train.data.open_splits(toy.get_config().data)
+    monkeypatch.setattr(train.data, "open_splits", lambda c: {"validation": both["validation"]})
+    with pytest.raises(ConfigError, match="markov has no training split, only validation; use"):
+        train_on_one_device(toy.get_config(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_beyond_its_last_step_says_so(reference):
     workdir, _ = reference
     shorter = toy.get_config()
