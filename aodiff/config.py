@@ -245,14 +245,15 @@ def default_workdir(config_file: str) -> pathlib.Path:
 def arm(config, order: str) -> ml_collections.ConfigDict:
     """The config of a comparison arm: an AO-GPT with `order`, trained with equal compute.
 
-    A probe of OrderGPT costs a third of a training step (one forward of three matmul passes); the
-    arm gets that share as extra steps, counted as if OrderGPT refreshed until its latest freeze.
+    A refresh of OrderGPT is `probe_orders` forward passes for the evidence and two for the
+    direction, each a third of a training step; the arm gets that share as extra steps, counted as
+    if OrderGPT refreshed until its latest freeze.
     """
     c = ml_collections.ConfigDict(config).copy_and_resolve_references().unlock()
     steps, method = c.train.num_steps, c.method
     if method.name == "ordergpt":
-        probes = math.ceil(steps * method.shift[1] / method.refresh_every)
-        c.train.num_steps = steps + math.ceil(probes / 3)
+        refreshes = math.ceil(steps * method.shift[1] / method.refresh_every)
+        c.train.num_steps = steps + math.ceil(refreshes * (method.probe_orders + 2) / 3)
     if c.optim.decay_steps == steps:
         c.optim.decay_steps = c.train.num_steps
     c.method = ml_collections.ConfigDict(dict(METHOD_DEFAULTS["aogpt"], name="aogpt", order=order))

@@ -86,13 +86,13 @@ def test_diff_names_old_and_new():
 
 
 def test_arm_has_equal_compute():
-    """A probe is a third of a step: 500 steps with a probe every 20 until 0.64 is 16 probes."""
+    """500 steps with a refresh every 20 until 0.64 are 16, each of 3 + 2 forwards: 80 / 3 steps."""
     config = config_lib.base("ordergpt")
-    config.train.num_steps = 500
+    config.train.num_steps, config.method.probe_orders = 500, 3
     config.compare, config.eval.orders = {"l2r": "l2r"}, ("own",)
     arm = config_lib.arm(config_lib.finalize(config), "l2r")
     assert arm.method.to_dict() == {"name": "aogpt", "order": "l2r"}
-    assert arm.train.num_steps == 500 + 6 and arm.optim.decay_steps == 506
+    assert arm.train.num_steps == 500 + 27 and arm.optim.decay_steps == 527
     assert not arm.compare and config_lib.finalize(arm).seed == config.seed
     plain = config_lib.base("aogpt")
     assert config_lib.arm(plain, "uniform").train.num_steps == plain.train.num_steps
