@@ -111,6 +111,7 @@ class AOGPTMethod:
             lambda keys, extra: order_fn(keys, jnp.int32(self.num_steps)),
             f"order {spec}",
             1 if spec.split("(")[0] in FIXED_ORDERS else num_orders,
+            self.native,
         )
 
     def ensemble(self, members: int, num_steps: int) -> Evaluation:
@@ -204,13 +205,16 @@ def order_evaluation(
     order_of: Callable[[jax.Array, Any], jax.Array],
     name: str,
     repeats: int,
+    native: tuple[int, ...],
 ) -> Evaluation:
     """NLL under the orders `order_of(keys (B,), extra)`, with its curves by step and by distance.
 
     Args:
       repeats: orders averaged per row; 1 states that the order is one fixed permutation and the
         number an exact likelihood.
+      native: the units in natural order, in which distance is measured.
     """
+    place = np.argsort(native)
 
     def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
         tokens, mask = batch["tokens"], batch["loss_mask"]
@@ -222,7 +226,7 @@ def order_evaluation(
             scored = likelihood.to_slots(mask, order)
             curves = {
                 "by_step": likelihood.curve_by_step(nll, scored),
-                "by_gap": likelihood.curve_by_gap(nll, order, scored),
+                "by_gap": likelihood.curve_by_gap(nll, jnp.asarray(place)[order], scored),
             }
             return jnp.sum(jnp.where(scored, nll, 0.0), axis=1), curves
 

@@ -110,6 +110,14 @@ def test_native_order_undoes_the_hidden_permutation():
     np.testing.assert_array_equal(hidden[:, np.asarray(order[0])], natural)
 
 
+def test_distance_to_revealed_positions_is_natural(trained):
+    """Left to right, every position but the first is next to the one before it."""
+    _, _, params, batch = trained
+    method = build(tiny("native", **{"data.permute_seed": 3}))
+    found = jax.jit(method.evaluation("own", 1).fn)(params, batch, rng.stream(0, rng.EVAL), {})
+    np.testing.assert_array_equal(found.curves["by_gap"].count, [0, 15, 0, 0, 0, 0, 3])
+
+
 def test_sampler_keeps_what_is_given_and_follows_the_own_order(trained):
     _, _, params, _ = trained
     config = tiny("reverse", **{"sample.order": "own"})
