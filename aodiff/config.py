@@ -14,6 +14,8 @@ class ConfigError(Exception):
     """A bad configuration: one sentence with what came, what is allowed and what to do."""
 
 
+LEARNED = "learned"  # in config.compare: the order the main run learned, from scratch
+
 METHOD_DEFAULTS = {
     "aogpt": dict(
         order="mix(0.1)",  # see aodiff/core/orders.py for every order distribution

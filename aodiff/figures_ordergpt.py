@@ -1,5 +1,6 @@
 """PNG figures of a learned order: where it goes, what it rests on, and how it was found."""
 
+import json
 import pathlib
 
 import numpy as np
@@ -10,16 +11,15 @@ from aodiff.figures import plt, save
 from aodiff.methods.ordergpt import OrderState
 
 
-def order_figures(
-    workdir: pathlib.Path, state: OrderState, reciprocal: str, info: DataInfo
-) -> None:
-    """Writes order.png, dependency.png and order_history.png to `workdir`.
+def write_order(workdir: pathlib.Path, state: OrderState, reciprocal: str, info: DataInfo) -> None:
+    """Writes order.json, order.png, dependency.png and order_history.png to `workdir`.
 
     Args:
       state: the method's state; any arrays.
       reciprocal: `config.method.reciprocal`, the way the graph joins the two directions of a pair.
       info: names the units and holds the permutation that hid them from the model.
     """
+    (workdir / "order.json").write_text(json.dumps(np.asarray(state.order).tolist()))
     native = info.natural(np.arange(info.seq_len))  # the units in natural order
     learned_order(workdir / "order.png", np.asarray(state.order), native, info)
     depends = graph.dependency(

@@ -4,15 +4,17 @@ import pathlib
 import shlex
 import sys
 
+import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from aodiff import distributed, profiling, train, writers
+from aodiff import distributed, host_memory, profiling, train, writers
 from aodiff.checkpoint import CheckpointError
-from aodiff.config import ConfigError, arm, default_workdir
+from aodiff.config import LEARNED, ConfigError, arm, default_workdir
 from aodiff.data import DataError
-from aodiff.evaluate import evaluate, log_comparison
+from aodiff.evaluate import evaluate
 from aodiff.generate import generate
+from aodiff.summary import run_summary
 
 _CONFIG = config_flags.DEFINE_config_file("config", help_string="a file of configs/, with :preset")
 _WORKDIR = flags.DEFINE_string("workdir", None, "where the run lives; default runs/<config name>")
@@ -30,11 +32,12 @@ def run(config, workdir: pathlib.Path) -> None:
         train.train(config, workdir, profile=profiling.parse_window(_PROFILE.value))
         for name, order in config.compare.items():
             logging.info("comparison run %s, order %s", name, order)
+            order = f"file({workdir / 'order.json'})" if order == LEARNED else order
             train.train(arm(config, order), workdir / name)
-        log_comparison(config, workdir)
-        for mode in ("eval", "sample"):
-            command = ["python", "-m", "aodiff.main", *sys.argv[1:], f"--mode={mode}"]
-            logging.info("to %s: %s", mode, shlex.join(command))
+        if jax.process_index() == 0:
+            again = shlex.join(["python", "-m", "aodiff.main", *sys.argv[1:]])
+            commands = [f"{again} --mode=eval", f"{again} --mode=sample"]
+            logging.info("%s", run_summary(config, workdir, commands))
         return
     setup = train.set_up(config)
     step, *model = train.restore(setup, workdir, config[_MODE.value].params)
@@ -48,6 +51,7 @@ def run(config, workdir: pathlib.Path) -> None:
 
 def main(_: list[str]) -> None:
     writers.set_up_logging(verbose=not _PROCESS_ID.value)
+    host_memory.keep_freed_memory()
     try:
         default = default_workdir(flags.FLAGS["config"].config_filename)
         connect = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value

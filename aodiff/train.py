@@ -32,7 +32,8 @@ from aodiff import (
 from aodiff import config as config_lib
 from aodiff.config import ConfigError
 from aodiff.data.pipeline import train_batches
-from aodiff.evaluate import evaluate, format_result, latest_record
+from aodiff.evaluate import evaluate
+from aodiff.figures_ordergpt import write_order
 from aodiff.methods.base import Method
 from aodiff.metrics import Mean, Sum, Window
 from aodiff.profiling import Profiler
@@ -73,7 +74,7 @@ def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Se
     config_lib.check_batches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     info = data.describe(config.data)
     method = method or methods.build(config, info)
-    for order in config.compare.values():
+    for order in set(config.compare.values()) - {config_lib.LEARNED}:
         methods.build(config_lib.arm(config, order), info)
     mask = optim.decay_mask(state.abstract_params(method))
     tx = optim.make_optimizer(config.optim, config.train.num_steps, mask)
@@ -208,9 +209,10 @@ def train(
         if jax.process_index() == 0:
             goodput.write()
             figures.loss_curve(workdir)
-    if start == num_steps and jax.process_index() == 0:
-        for name, result in latest_record(workdir, config.eval.split)["results"].items():
-            logging.info("finished before: %s %s", name, format_result(result))
+            if config.method.name == "ordergpt":
+                write_order(
+                    workdir, jax.device_get(now.extra), config.method.reciprocal, setup.info
+                )
     return now
 
 

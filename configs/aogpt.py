@@ -7,6 +7,7 @@
 | --- | --- | --- | --- | --- |
 | (none) | 10 % left-to-right orders, on English text that ships with Python | 2 CPU cores | README | run |
 | nomix | the same without left-to-right orders | 2 CPU cores | README | run |
+| input, drope, twostream | the default with another target injection (aogpt.md 16.2) | 2 CPU cores | README | run |
 | smoke | generated Markov chain, tiny model | 2 CPU cores, 1 min | runs | run |
 | nano | known-entropy chain, L3 d48 (orders of convergence) | 2 CPU cores, 2 min | README | run |
 | owt_small | paper table 5, AO-GPT 10 % L2R | 16 H800 in the paper | WikiText-103 PPL 40.97 / 45.44 | not yet run |
@@ -25,6 +26,19 @@ PPL pairs are left-to-right / any-order.
 
 from aodiff.config import ConfigError, base
 
+TEXT = {  # two minutes on two CPU cores
+    "data.seq_len": 64,
+    "model.num_layers": 3,
+    "model.width": 64,
+    "model.cond_dim": 32,
+    "optim.lr": 2e-3,
+    "optim.lr_floor": 2e-4,
+    "optim.warmup_steps": 100,
+    "train.num_steps": 2400,
+    "eval.batch": 128,
+    "checkpoint.every": 200,
+    "log.every": 100,
+}
 OWT_SMALL = {
     "data.name": "openwebtext",
     "data.tokenizer": "gpt2",
@@ -104,6 +118,9 @@ LONG = {"data.seq_len": 1024, "train.global_batch": 64}
 PRESETS = {
     "": {},
     "nomix": {"method.order": "uniform"},
+    "input": {"model.injection": "input"},
+    "drope": {"model.injection": "decoupled_rope"},
+    "twostream": {"model.injection": "two_stream"},
     "smoke": NANO
     | {
         "model.num_layers": 2,
@@ -142,7 +159,5 @@ def get_config(preset: str = ""):
     if preset not in PRESETS:
         raise ConfigError(f'preset "{preset}" is unknown; choose one of {sorted(PRESETS)[1:]}')
     config = base("aogpt")
-    config.data.seq_len = 128
-    config.train.num_steps = 600
-    config.update_from_flattened_dict(PRESETS[preset])
+    config.update_from_flattened_dict(TEXT | PRESETS[preset])
     return config

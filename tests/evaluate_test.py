@@ -12,9 +12,10 @@ from aodiff import config as config_lib
 from aodiff import partitioning
 from aodiff.data import DataInfo, Stats
 from aodiff.data.sources import ArraySource
-from aodiff.evaluate import comparison_table, evaluate
+from aodiff.evaluate import evaluate
 from aodiff.methods.base import Evaluation, Scores
 from aodiff.metrics import Mean
+from aodiff.summary import comparison_table
 
 ROWS, N = 21, 4  # 21 rows in batches of 8: the last batch is mostly padding
 TOKENS = np.random.default_rng(0).integers(0, 9, (ROWS, N))

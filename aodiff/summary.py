@@ -1,0 +1,61 @@
+"""The last thing a run prints: its numbers, its comparison runs, its files, the next commands."""
+
+import json
+import math
+import pathlib
+
+import numpy as np
+
+from aodiff.evaluate import format_result
+
+
+def run_summary(config, workdir: pathlib.Path, commands: list[str]) -> str:
+    """What the run of `config` in `workdir` found, its figures, and the `commands` to type next."""
+    split = config.eval.split
+    record = latest_record(workdir, split)
+    width = max(len(name) for name in record["results"])
+    lines = [f"{split} of {record['data']} after {record['step']} steps"]
+    for name, result in record["results"].items():
+        lines.append(f"  {name:<{width}}  {format_result(result)}")
+    if config.compare:
+        runs = {config.method.name: workdir} | {name: workdir / name for name in config.compare}
+        lines += ["", "with equal compute", comparison_table(runs, split)]
+    figures = sorted(str(path) for path in workdir.rglob("*.png"))
+    return "\n".join(["", *lines, "", "figures: " + ", ".join(figures), *commands])
+
+
+def comparison_table(workdirs: dict[str, pathlib.Path], split: str) -> str:
+    """The last evaluation of several runs side by side, and paired differences to the first run.
+
+    "own" is each run's training order: exact for one fixed order, a bound for a random one. The
+    difference is over rows scored by both runs, so its standard error leaves out what rows share.
+    """
+    records = {name: latest_record(path, split) for name, path in workdirs.items()}
+    first = next(iter(records.values()))
+    lines = [
+        f"{'run':<14}{'own order, nats/token':>26}{'any order, nats/token':>26}{'own - first':>22}"
+    ]
+    for name, record in records.items():
+        cells = [_cell(record["results"].get(key)) for key in ("own", "any")]
+        difference = np.subtract(record["row_nll"]["own"], first["row_nll"]["own"])
+        own = record["results"]["own"]
+        scale = own["rows"] / own["tokens"]
+        se = difference.std(ddof=1) / math.sqrt(len(difference))
+        delta = "" if record is first else f"{difference.mean() * scale:+.4f} +- {se * scale:.4f}"
+        lines.append(f"{name:<14}{cells[0]:>26}{cells[1]:>26}{delta:>22}")
+    return "\n".join(lines)
+
+
+def latest_record(workdir: pathlib.Path, split: str) -> dict:
+    """The evaluation record of the highest step in `workdir/eval`."""
+    paths = sorted(
+        (workdir / "eval").glob(f"{split}-*.json"), key=lambda p: int(p.stem.split("-")[-1])
+    )
+    return json.loads(paths[-1].read_text())
+
+
+def _cell(result: dict | None) -> str:
+    if result is None:
+        return "-"
+    bound = "" if result["estimator"].startswith("exact") else "<= "
+    return f"{bound}{result['nats_per_token']:.4f} +- {result['nats_per_token_se']:.4f}"
