@@ -116,11 +116,11 @@ NANO = {
 LONG = {"data.seq_len": 1024, "train.global_batch": 64}
 
 PRESETS = {
-    "": {},
-    "nomix": {"method.order": "uniform"},
-    "input": {"model.injection": "input"},
-    "drope": {"model.injection": "decoupled_rope"},
-    "twostream": {"model.injection": "two_stream"},
+    "": TEXT,
+    "nomix": TEXT | {"method.order": "uniform"},
+    "input": TEXT | {"model.injection": "input"},
+    "drope": TEXT | {"model.injection": "decoupled_rope"},
+    "twostream": TEXT | {"model.injection": "two_stream"},
     "smoke": NANO
     | {
         "model.num_layers": 2,
@@ -159,5 +159,5 @@ def get_config(preset: str = ""):
     if preset not in PRESETS:
         raise ConfigError(f'preset "{preset}" is unknown; choose one of {sorted(PRESETS)[1:]}')
     config = base("aogpt")
-    config.update_from_flattened_dict(TEXT | PRESETS[preset])
+    config.update_from_flattened_dict(PRESETS[preset])
     return config

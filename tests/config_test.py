@@ -1,10 +1,13 @@
 """The config: validation in sentences, derived values, round trip, differences, comparison arms."""
 
+import importlib.util
 import json
+import pathlib
 
 import ml_collections
 import pytest
 
+from aodiff import accounting, data, methods, state
 from aodiff import config as config_lib
 from aodiff.config import ConfigError
 
@@ -106,3 +109,23 @@ def test_default_workdir_names_the_preset():
     assert str(name("configs/aogpt.py")) == "runs/aogpt"
     with pytest.raises(ConfigError, match="no file configs/nosuch.py"):
         name("configs/nosuch.py:smoke")
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters"),
+    [
+        ("owt_small", 170_605_952),
+        ("owt_medium", 425_804_928),
+        ("sigmagpt_small", 125_263_872),
+        ("sigmagpt_medium", 355_921_920),
+    ],
+)
+def test_paper_presets_have_the_published_size(preset, parameters):
+    """Invariant 25, from the config file down: no value of another preset leaks in."""
+    path = pathlib.Path(__file__).parents[1] / "configs" / "aogpt.py"
+    spec = importlib.util.spec_from_file_location("aogpt", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = module.get_config(preset)
+    method = methods.build(config, data.describe(config.data))
+    assert accounting.count_params(state.abstract_params(method)) == parameters
