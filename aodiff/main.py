@@ -49,14 +49,27 @@ def run(config, workdir: pathlib.Path) -> None:
         generate(setup.method, *model, *rest, **where)
 
 
+def local_path(workdir: str) -> pathlib.Path:
+    """The workdir as a path; a URL would silently become a local folder of that name."""
+    if "://" in workdir:
+        raise ConfigError(
+            f"--workdir={workdir} is a URL, not a path; mount the bucket, for example with "
+            "gcsfuse, and pass the path it is mounted at"
+        )
+    return pathlib.Path(workdir)
+
+
 def main(_: list[str]) -> None:
-    writers.set_up_logging(verbose=not _PROCESS_ID.value)
+    writers.set_up_logging()
     host_memory.keep_freed_memory()
     try:
         default = default_workdir(flags.FLAGS["config"].config_filename)
+        workdir = local_path(_WORKDIR.value or str(default))
         connect = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
         distributed.start(*connect, preemptible=_MODE.value == "train")
-        run(_CONFIG.value, pathlib.Path(_WORKDIR.value or default))
+        if jax.process_index():
+            logging.set_verbosity(logging.WARNING)
+        run(_CONFIG.value, workdir)
     except distributed.Preempted as e:
         logging.info("%s", e)
     except SENTENCES as e:

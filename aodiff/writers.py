@@ -22,14 +22,14 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-def set_up_logging(verbose: bool) -> None:
+def set_up_logging() -> None:
     """Plain lines with the time; see `keep` for those of other libraries."""
     handler = logging.get_absl_handler()
     handler.setFormatter(std_logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     handler.addFilter(keep)
     # A failed save is reported once, by `checkpoint`; asyncio would add a traceback per file.
     std_logging.getLogger("asyncio").setLevel(std_logging.CRITICAL)
-    logging.set_verbosity(logging.INFO if verbose else logging.WARNING)
+    logging.set_verbosity(logging.INFO)
 
 
 def keep(record: std_logging.LogRecord) -> bool:

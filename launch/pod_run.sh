@@ -2,9 +2,10 @@
 # Runs one command on every worker of a TPU VM, with a log per worker; exits with the first failure.
 #
 #   PROJECT=my-project ZONE=us-west4-a NAME=ao launch/pod_run.sh [--dry_run] -- \
-#     python -m aodiff.main --config=configs/aogpt.py:owt_small --workdir=gs://bucket/owt_small
+#     python -m aodiff.main --config=configs/aogpt.py:owt_small --workdir=/mnt/bucket/owt_small
 #
-# TYPE is accepted and ignored. The workdir of a run on more than one host must be shared storage.
+# TYPE is accepted and ignored. The workdir of a run on more than one host must be shared storage: a
+# path at which every worker has mounted the same disk or bucket (gcsfuse).
 # Optional: LOGS (--logs), the folder of the logs; default runs/pod-NAME.
 set -euo pipefail
 

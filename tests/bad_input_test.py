@@ -22,7 +22,7 @@ def command(monkeypatch, tmp_path):
     toy.register()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(distributed, "start", lambda *args, preemptible: None)
-    monkeypatch.setattr(writers, "set_up_logging", lambda verbose: None)
+    monkeypatch.setattr(writers, "set_up_logging", lambda: None)
 
     def run(*args: str) -> str | None:
         monkeypatch.setattr(sys, "argv", ["aodiff", *args])
@@ -59,6 +59,7 @@ def command(monkeypatch, tmp_path):
         ([SMOKE, "--config.model.dtype=float31"], "use one of float32, bfloat16"),
         ([SMOKE, "--config.data.seq_len=-1"], "data.seq_len=-1 must be positive"),
         ([SMOKE, "--mode=eval"], "holds no checkpoint; name the workdir"),
+        ([SMOKE, "--workdir=gs://bucket/run"], "gs://bucket/run is a URL, not a path; mount the"),
         ([SMOKE, "--workdir=/proc/nosuch/run"], "cannot write to workdir /proc/nosuch/run"),
         ([SMOKE, "--profile=9"], "--profile=9 is not a window of steps"),
         ([SMOKE, "--config.checkpoint.init_from=nosuch"], "init_from='nosuch' holds no checkpoint"),

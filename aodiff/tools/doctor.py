@@ -25,7 +25,6 @@ PACKAGES = (
 )
 OPTIONAL = {  # package -> the extra that installs it
     "libtpu": "tpu",
-    "gcsfs": "gcs",
     "tensorboardX": "tensorboard",
     "wandb": "wandb",
     "tiktoken": "tokenizers",
