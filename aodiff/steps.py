@@ -37,9 +37,11 @@ def make_train_step(
         grads, out = accumulate(method, state.params, batch, microbatches)
         grads = jax.tree.map(lambda g: g / jnp.maximum(out.loss.count, 1.0), grads)
         grad_norm = optax.tree.norm(grads)
+        skipped = ~(jnp.isfinite(grad_norm) & jnp.isfinite(out.loss.total))
+        # A norm can overflow while every element is finite: the optimizer must skip then, too.
+        grads = jax.tree.map(lambda g: jnp.where(skipped, jnp.nan, g), grads)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        skipped = ~(jnp.isfinite(grad_norm) & jnp.isfinite(out.loss.total))
         metrics = out.metrics | {
             "loss": out.loss,
             "grad_norm": Mean(grad_norm, jnp.float32(1)),
