@@ -328,7 +328,7 @@ def _compile(setup: Setup) -> jax.stages.Compiled:
 
 
 def _refresh(setup: Setup, now: TrainState, batch: dict, step: int, writers: Writers) -> TrainState:
-    """Lets the method update `extra` on the host; the result is replicated over the mesh."""
+    """Lets the method update `extra` on the host, and replicates what is new over the mesh."""
     stream = jax.jit(rng.stream, static_argnums=1, out_shardings=setup.replicated)
     with jax.set_mesh(setup.mesh):
         key = stream(np.uint32(setup.config.seed), rng.PROBE, np.int32(step))
@@ -340,6 +340,8 @@ def _refresh(setup: Setup, now: TrainState, batch: dict, step: int, writers: Wri
 
     if scalars:
         writers.write(step, scalars)
+    if extra is now.extra:
+        return now
     return now.replace(extra=jax.tree.map(place, extra, setup.abstract.extra))
 
 

@@ -194,7 +194,7 @@ class OrderGPTMethod(AOGPTMethod):
           key: the probe stream of this step; uniform orders fold in the row.
 
         Returns:
-          (new state, replicated over the devices of `batch`; scalars to log).
+          (new state, on the host; scalars to log).
 
         Source: ordergpt.md sections 6 to 10.
         """
@@ -218,7 +218,7 @@ class OrderGPTMethod(AOGPTMethod):
                 history=_set(state.history, row, state.order),
                 history_step=_set(state.history_step, row, step),
             )
-        return jax.device_put(state, everywhere), scalars
+        return state, scalars
 
     def _maybe_start(self, state: OrderState, step: int, nll: float, gain: float) -> OrderState:
         """P0 ends once context helps, or stops helping more, or at the latest step."""
