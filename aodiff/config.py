@@ -282,23 +282,11 @@ def diff(old: Mapping, new: Mapping) -> dict[str, tuple]:
 
 
 def to_json(config) -> str:
-    """The config as indented JSON; `from_json` reads it back."""
+    """The config as indented JSON."""
     return json.dumps(config.to_dict(), indent=1)
 
 
-def from_json(text: str) -> ml_collections.ConfigDict:
-    """Rebuilds a config written by `to_json`; lists become tuples, as JSON has none."""
-    return from_dict(json.loads(text))
-
-
-def from_dict(stored: dict) -> ml_collections.ConfigDict:
-    """Rebuilds a config from a JSON-decoded dict; see `from_json`."""
-    return ml_collections.ConfigDict(_tuples(stored))
-
-
 def _tuples(value):
-    if isinstance(value, dict):
-        return {k: _tuples(v) for k, v in value.items()}
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 

@@ -45,11 +45,6 @@ def merge(a: Any, b: Any) -> Any:
     return jax.tree.map(lambda x, y: x + y, a, b, is_leaf=lambda x: isinstance(x, Mean | Sum))
 
 
-def values(tree) -> dict:
-    """Turns a flat dict of accumulators into a dict of scalars."""
-    return {name: acc.value() for name, acc in tree.items()}
-
-
 class Window:
     """Reduces the accumulators of several steps on the host, in float64.
 

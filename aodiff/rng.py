@@ -2,7 +2,7 @@
 
 import jax
 
-INIT, DATA, TRAIN, EVAL, SAMPLE, PROBE = range(6)
+INIT, TRAIN, EVAL, SAMPLE, PROBE = 0, 2, 3, 4, 5
 
 
 def stream(seed: int | jax.Array, purpose: int, step: int | jax.Array = 0) -> jax.Array:

@@ -75,9 +75,7 @@ def test_json_round_trip():
         config_lib.finalize(config)
     config.eval.orders = ("own", "any")
     config = config_lib.finalize(config)
-    back = config_lib.from_json(config_lib.to_json(config))
-    assert config_lib.finalize(back) == config
-    assert isinstance(back.method.shift, tuple) and isinstance(back.eval.orders, tuple)
+    assert not config_lib.diff(json.loads(config_lib.to_json(config)), config)
 
 
 def test_diff_names_old_and_new():

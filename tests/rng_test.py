@@ -14,7 +14,7 @@ def data(key) -> bytes:
 
 
 def test_streams_are_distinct():
-    purposes = (rng.INIT, rng.DATA, rng.TRAIN, rng.EVAL, rng.SAMPLE, rng.PROBE)
+    purposes = (rng.INIT, rng.TRAIN, rng.EVAL, rng.SAMPLE, rng.PROBE)
     keys = {data(rng.stream(*a)) for a in itertools.product((0, 1), purposes, (0, 1, 2))}
     assert len(keys) == 2 * len(purposes) * 3
 

@@ -51,7 +51,6 @@ class AOGPTConfig:
     dtype: str = "float32"
     remat: str = "none"
     attention: str = "auto"
-    mask_padded_vocab: bool = True
     kernel_std: float = 0.02  # of projections at the start; embedding tables always have 0.02
 
     def __post_init__(self):
@@ -296,8 +295,7 @@ class AOGPT(nn.Module):
         head = self.tok.T if cfg.tied_head else self.head
         out = matmul(z, head.astype(cfg.dtype), jnp.float32)
         bias = jnp.zeros((cfg.padded_vocab,)) if cfg.tied_head else self.head_bias
-        if cfg.mask_padded_vocab:
-            bias = jnp.where(jnp.arange(cfg.padded_vocab) < cfg.vocab_size, bias, MASKED)
+        bias = jnp.where(jnp.arange(cfg.padded_vocab) < cfg.vocab_size, bias, MASKED)
         return shard(out + along_last(bias, 3), "batch", "seq", "act_vocab")
 
     def unit_logits(self, z: jax.Array, target: jax.Array, every_unit: bool) -> jax.Array:
