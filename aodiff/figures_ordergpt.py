@@ -7,6 +7,7 @@ import numpy as np
 
 from aodiff.core import graph
 from aodiff.data import DataInfo
+from aodiff.data.codecs import Columns
 from aodiff.figures import plt, save
 from aodiff.methods.ordergpt import OrderState
 
@@ -21,11 +22,16 @@ def write_order(workdir: pathlib.Path, state: OrderState, reciprocal: str, info:
     """
     (workdir / "order.json").write_text(json.dumps(np.asarray(state.order).tolist()))
     native = info.natural(np.arange(info.seq_len))  # the units in natural order
-    learned_order(workdir / "order.png", np.asarray(state.order), native, info)
     depends = graph.dependency(
         np.asarray(state.excess, np.float64).sum(0), np.asarray(state.count, np.float64).sum(0)
     )
-    dependency(workdir / "dependency.png", depends, np.asarray(state.order), native, reciprocal)
+    names = None
+    if isinstance(info.codec, Columns):
+        # Columns come in natural order; units are numbered by the hidden permutation.
+        names = np.array(info.codec.names)[np.argsort(native)]
+    order = np.asarray(state.order)
+    learned_order(workdir / "order.png", order, native, info, names)
+    dependency(workdir / "dependency.png", depends, order, native, reciprocal, names)
     known = np.asarray(state.history_step) >= 0
     order_history(
         workdir / "order_history.png",
@@ -38,17 +44,26 @@ def write_order(workdir: pathlib.Path, state: OrderState, reciprocal: str, info:
 
 
 def learned_order(
-    path: pathlib.Path, order: np.ndarray, native: np.ndarray, info: DataInfo
+    path: pathlib.Path,
+    order: np.ndarray,
+    native: np.ndarray,
+    info: DataInfo,
+    names: np.ndarray | None,
 ) -> None:
-    """The step at which each unit is written: on the grid with the path drawn, else as a line."""
+    """The step at which each unit is written: on the grid with the path drawn, else a line each."""
     n = len(order)
     step = np.argsort(order)[native]  # by natural position
     if info.grid is None:
-        figure, axes = plt.subplots(figsize=(7, 3.5))
-        axes.plot(step, "o", ms=4)
+        figure, axes = plt.subplots(figsize=(6.4, max(3.5, 0.2 * n if names is not None else 0)))
+        axes.scatter(np.arange(n), step, c=step, cmap="viridis", s=24)
+        axes.invert_yaxis()
         axes.set_xlabel(f"{info.unit}, natural position")
         axes.set_ylabel("step it is written")
+        if names is not None:
+            axes.set_yticks(np.arange(n), [f"{name}  {i}" for i, name in enumerate(names[order])])
+            axes.tick_params(axis="y", labelsize=8)
         axes.grid(alpha=0.3)
+        axes.set_title(f"learned order of the {info.unit}s", size=10)
         save(figure, path)
         return
     rows, columns = info.grid
@@ -72,10 +87,15 @@ def dependency(
     order: np.ndarray,
     native: np.ndarray,
     reciprocal: str,
+    names: np.ndarray | None,
 ) -> None:
-    """Dependency of target on source and the reciprocal graph, in natural and in learned order."""
+    """Dependency of target on source and the reciprocal graph, in natural and in learned order.
+
+    Args:
+      names: what to call unit u, or None.
+    """
     weight = graph.unit_degree(graph.reciprocal_graph(depends, reciprocal))
-    figure, panels = plt.subplots(2, 2, figsize=(8, 7.4))
+    figure, panels = plt.subplots(2, 2, figsize=(8, 7.4) if names is None else (15, 14))
     for row, (matrix, name) in zip(
         panels, ((depends, "dependency"), (weight, f"graph ({reciprocal})")), strict=True
     ):
@@ -88,6 +108,9 @@ def dependency(
             axes.set_title(f"{name}, {label} order", size=10)
             axes.set_xlabel("source")
             axes.set_ylabel("target")
+            if names is not None:
+                axes.set_xticks(range(len(units)), names[units], rotation=90, size=7)
+                axes.set_yticks(range(len(units)), names[units], size=7)
     save(figure, path)
 
 
