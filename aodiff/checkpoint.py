@@ -19,10 +19,13 @@ from aodiff.config import ConfigError
 from aodiff.state import TrainState
 
 FORMAT = 1
-# Keys, and groups of keys, whose change makes the rest of a run another run.
-MODEL_IDENTITY = ("method.", "data.", "model.")
-IDENTITY = ("seed", "train.global_batch", *MODEL_IDENTITY)
+# Keys, and groups of keys, that must agree: to continue a run, to use its model on the same or
+# other data, to begin with its parameters.
+IDENTITY = ("seed", "train.global_batch", "method.", "data.", "model.")
 SHAPES = ("model.", "data.seq_len", "data.tokenizer", "data.vocab", "data.levels")
+MODEL_IDENTITY = ("method.", "data.permute_seed", *SHAPES)
+# These do not change the function of a model.
+FREE = ("data.dir", "model.remat", "model.attention", "checkpoint.allow_config_change")
 
 
 class CheckpointError(Exception):
@@ -162,8 +165,12 @@ def check_same_run(
     Raises:
       ConfigError: the data or one of `identity` differ, without `checkpoint.allow_config_change`.
     """
-    changed = config_lib.diff(stored["config"], config)
-    for key in ("checkpoint.allow_config_change", "data.dir"):
+    name = stored["config"]["method"]["name"]
+    known = name in config_lib.METHOD_DEFAULTS
+    defaults = config_lib.flatten(config_lib.base(name)) if known else {}
+    # A key that is younger than the stored run had its default value then.
+    changed = config_lib.diff(defaults | config_lib.flatten(stored["config"]), config)
+    for key in FREE:
         changed.pop(key, None)
     if stored["fingerprint"] != fingerprint:
         changed["data fingerprint"] = (stored["fingerprint"], fingerprint)

@@ -161,6 +161,32 @@ def test_other_data_are_refused_and_other_lengths_listed(tmp_path):
     assert found == {"train.num_steps": (12, 20), "optim.decay_steps": (12, 20)}
 
 
+def test_remat_and_attention_do_not_make_another_run(tmp_path):
+    other = a_run(**{"model.remat": "full", "model.attention": "xla_dense"})
+    assert checkpoint.check_same_run(stored_meta(a_run()), other, "f" * 8, tmp_path) == {}
+
+
+def test_a_key_younger_than_the_run_has_its_default(tmp_path):
+    old = stored_meta(a_run())
+    del old["config"]["model"]["kernel_std"]
+    assert checkpoint.check_same_run(old, a_run(), "f" * 8, tmp_path) == {}
+    with pytest.raises(ConfigError, match="model.kernel_std=0.02, .* asks for .*=0.5"):
+        checkpoint.check_same_run(old, a_run(**{"model.kernel_std": 0.5}), "f" * 8, tmp_path)
+
+
+def test_a_model_may_be_used_on_other_data_of_its_shape(tmp_path):
+    def check(**changes):
+        new = a_run(**{"data.name": "chain", **changes})
+        checkpoint.check_same_run(
+            stored_meta(a_run()), new, "f" * 8, tmp_path, checkpoint.MODEL_IDENTITY
+        )
+
+    check(**{"data.law_seed": 3, "seed": 1, "train.global_batch": 32})
+    for key, value in {"data.vocab": 4, "data.seq_len": 8, "data.permute_seed": 1}.items():
+        with pytest.raises(ConfigError, match=key):
+            check(**{key: value})
+
+
 def test_start_up_precedence(saved, tmp_path):
     """Own checkpoint, then resume_from, then init_from, then fresh."""
     workdir, s = saved
