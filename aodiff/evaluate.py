@@ -3,6 +3,8 @@
 import json
 import math
 import pathlib
+import re
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -14,10 +16,30 @@ from aodiff.data import DataInfo, Stats
 from aodiff.data.pipeline import eval_batches
 from aodiff.methods.base import Method
 from aodiff.partitioning import batch_sharding
+from aodiff.writers import replace_text
+
+Scorers = dict[str, tuple[str, Callable]]  # name -> (estimator, compiled on its first batch)
+
+
+def make_scorers(method: Method, config, mesh: Mesh) -> Scorers:
+    """The evaluations of the method, for `evaluate`; made once a run, they are traced once."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return {
+        name: (e.estimator, jax.jit(_with_stream(e.fn, config.seed), out_shardings=replicated))
+        for name, e in method.evaluations(config).items()
+    }
+
+
+def record_path(workdir: pathlib.Path, config, step: int, trained_on: str) -> pathlib.Path:
+    """`eval/<split>-<step>.json`, with the name of the data in front if they are other data."""
+    name = f"{config.eval.split}-{step}.json"
+    if config.data.name != trained_on:
+        name = re.sub(r"\W+", "_", config.data.name).strip("_") + "-" + name
+    return workdir / "eval" / name
 
 
 def evaluate(
-    method: Method,
+    scorers: Scorers,
     params,
     extra,
     source,
@@ -26,18 +48,16 @@ def evaluate(
     mesh: Mesh,
     *,
     step: int,
-    workdir: pathlib.Path,
+    path: pathlib.Path,
 ) -> dict[str, dict]:
-    """Scores `config.eval.split` under every evaluation of the method.
+    """Scores `config.eval.split` with every scorer.
 
-    Writes `workdir/eval/<split>-<step>.json` and a figure beside it (process 0), and returns its
+    Writes `path`, from `record_path`, and a figure beside it (process 0), and returns the new
     "results": per evaluation name nats/token with standard error over rows, bits, perplexity,
     counts, estimator and parameter source. Totals are divided once, by the number of scored tokens.
     """
-    replicated = NamedSharding(mesh, PartitionSpec())
     results, rows = {}, {}
-    for name, evaluation in method.evaluations(config).items():
-        fn = jax.jit(_with_stream(evaluation.fn, config.seed), out_shardings=replicated)
+    for name, (estimator, fn) in scorers.items():
         nll, count, curves, tokens = [], [], {}, 0
         for batch in eval_batches(source, config.eval.batch, batch_sharding(mesh)):
             with jax.set_mesh(mesh):
@@ -50,7 +70,7 @@ def evaluate(
         if len(nll) != len(source):
             raise AssertionError(f"scored {len(nll)} rows of a split of {len(source)}")
         results[name] = _summary(nll, count, tokens, source.stats) | {
-            "estimator": evaluation.estimator,
+            "estimator": estimator,
             "params": config.eval.params,
             "curves": {k: _curve(c) for k, c in curves.items()},
         }
@@ -66,11 +86,20 @@ def evaluate(
         "row_nll": rows,
     }
     if jax.process_index() == 0:
-        path = workdir / "eval" / f"{config.eval.split}-{step}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1))
-        figures.nll_curves(path.with_suffix(".png"), results)
+        record = _merged(path, record)
+        replace_text(path, json.dumps(record, indent=1))
+        figures.nll_curves(path.with_suffix(".png"), record["results"])
     return results
+
+
+def _merged(path: pathlib.Path, new: dict) -> dict:
+    """`new` with the other results of the record at `path`, if it scored the same rows alike."""
+    old = json.loads(path.read_text()) if path.exists() else {}
+    kinds = {result["params"] for r in (old, new) for result in r.get("results", {}).values()}
+    if len(kinds) > 1 or any(old.get(k) != new[k] for k in ("step", "fingerprint", "seed")):
+        return new
+    return new | {key: old[key] | new[key] for key in ("results", "row_nll")}
 
 
 def _with_stream(fn, seed: int):

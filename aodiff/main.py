@@ -12,7 +12,7 @@ from aodiff import distributed, host_memory, profiling, train, writers
 from aodiff.checkpoint import CheckpointError
 from aodiff.config import LEARNED, ConfigError, arm, default_workdir
 from aodiff.data import DataError
-from aodiff.evaluate import evaluate
+from aodiff.evaluate import evaluate, make_scorers, record_path
 from aodiff.generate import generate
 from aodiff.summary import run_summary
 
@@ -40,13 +40,15 @@ def run(config, workdir: pathlib.Path) -> None:
             logging.info("%s", run_summary(config, workdir, commands))
         return
     setup = train.set_up(config)
-    step, *model = train.restore(setup, workdir, config[_MODE.value].params)
-    rest, where = (setup.info, setup.config, setup.mesh), dict(step=step, workdir=workdir)
+    step, trained_on, *model = train.restore(setup, workdir, config[_MODE.value].params)
+    rest = setup.info, setup.config, setup.mesh
     if _MODE.value == "eval":
         source = train.open_splits(setup.config)[config.eval.split]
-        evaluate(setup.method, *model, source, *rest, **where)
+        scorers = make_scorers(setup.method, setup.config, setup.mesh)
+        path = record_path(workdir, setup.config, step, trained_on)
+        evaluate(scorers, *model, source, *rest, step=step, path=path)
     else:
-        generate(setup.method, *model, *rest, **where)
+        generate(setup.method, *model, *rest, step=step, workdir=workdir)
 
 
 def local_path(workdir: str) -> pathlib.Path:

@@ -37,19 +37,25 @@ def comparison_table(workdirs: dict[str, pathlib.Path], split: str) -> str:
     ]
     for name, record in records.items():
         cells = [_cell(record["results"].get(key)) for key in ("own", "any")]
-        difference = np.subtract(record["row_nll"]["own"], first["row_nll"]["own"])
-        own = record["results"]["own"]
-        scale = own["rows"] / own["tokens"]
-        se = difference.std(ddof=1) / math.sqrt(len(difference))
-        delta = "" if record is first else f"{difference.mean() * scale:+.4f} +- {se * scale:.4f}"
+        delta = "" if record is first else _difference(record, first)
         lines.append(f"{name:<14}{cells[0]:>26}{cells[1]:>26}{delta:>22}")
     return "\n".join(lines)
+
+
+def _difference(record: dict, first: dict) -> str:
+    if "own" not in record["results"] or "own" not in first["results"]:
+        return "-"
+    difference = np.subtract(record["row_nll"]["own"], first["row_nll"]["own"])
+    own = record["results"]["own"]
+    scale = own["rows"] / own["tokens"]
+    se = difference.std(ddof=1) / math.sqrt(len(difference))
+    return f"{difference.mean() * scale:+.4f} +- {se * scale:.4f}"
 
 
 def latest_record(workdir: pathlib.Path, split: str) -> dict:
     """The evaluation record of the highest step in `workdir/eval`."""
     paths = sorted(
-        (workdir / "eval").glob(f"{split}-*.json"), key=lambda p: int(p.stem.split("-")[-1])
+        (workdir / "eval").glob(f"{split}-[0-9]*.json"), key=lambda p: int(p.stem.split("-")[-1])
     )
     return json.loads(paths[-1].read_text())
 

@@ -32,7 +32,7 @@ from aodiff import (
 from aodiff import config as config_lib
 from aodiff.config import ConfigError
 from aodiff.data.pipeline import train_batches
-from aodiff.evaluate import evaluate
+from aodiff.evaluate import Scorers, evaluate, make_scorers, record_path
 from aodiff.figures_ordergpt import write_order
 from aodiff.methods.base import Method
 from aodiff.metrics import Mean, Sum, Window
@@ -82,15 +82,19 @@ def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Se
     return Setup(config, mesh, info, method, tx, abstract)
 
 
-def restore(setup: Setup, workdir: pathlib.Path, params: str) -> tuple[int, Any, Any]:
-    """Reads (step, parameters "ema" or "raw", extra) of the newest checkpoint in `workdir`."""
+def restore(setup: Setup, workdir: pathlib.Path, params: str) -> tuple[int, str, Any, Any]:
+    """Reads the newest checkpoint in `workdir`.
+
+    Returns (step, name of the data it was trained on, parameters "ema" or "raw", extra).
+    """
     found, step = checkpoint.existing(workdir, "--workdir")
     stored = found.meta(step)
     checkpoint.check_same_run(
         stored, setup.config, stored["fingerprint"], workdir, checkpoint.MODEL_IDENTITY
     )
     now = found.state(step, setup.abstract)
-    return step, now.ema_params if params == "ema" else now.params, now.extra
+    trained_on = stored["config"]["data"]["name"]
+    return step, trained_on, now.ema_params if params == "ema" else now.params, now.extra
 
 
 def train(
@@ -127,6 +131,8 @@ def train(
     _claim(workdir, config, meta)
     goodput = accounting.Goodput(workdir / "goodput.json")
     goodput.seconds["start_up"] += time.perf_counter() - begin
+    changed = config_lib.diff(config_lib.base(config.method.name), config)
+    logging.info("config: base() with %s", " ".join(f"{k}={v!r}" for k, (_, v) in changed.items()))
     logging.info(
         "%s on %s: %s parameters, %.1f MiB of state, mesh %s",
         config.method.name,
@@ -155,14 +161,20 @@ def train(
     if jax.process_index() == 0:
         replace_text(workdir / "config.json", config_lib.to_json(config))
 
+    scorers = make_scorers(method, config, setup.mesh)
+
+    def record(step: int) -> pathlib.Path:
+        return record_path(workdir, config, step, config.data.name)
+
     def evaluate_at(step: int) -> None:
         with goodput.measure("eval"):
-            _evaluate(setup, now, splits[config.eval.split], step, workdir, writers)
+            source = splits[config.eval.split]
+            _evaluate(setup, scorers, now, source, step, record(step), writers)
 
     def eval_due(step: int) -> bool:
         return step == num_steps or bool(config.eval.every) and step % config.eval.every == 0
 
-    if start and eval_due(start) and not writers.evaluated(start):
+    if start and eval_due(start) and not writers.evaluated(start, record(start)):
         evaluate_at(start)
 
     # --- Compile.
@@ -260,7 +272,7 @@ class Recorder:
     def _write(self, step: int) -> None:
         self._goodput.advance(step)
         scalars = {f"train/{k}": v for k, v in self.window.pop().items()}
-        scalars["train/bits_per_token"] = scalars["train/loss"] / math.log(2)
+        scalars["train/nll_bits_per_token"] = scalars["train/loss"] / math.log(2)
         scalars |= self._timer.read(step)
         self._writers.write(step, scalars)
         left = (self._config.train.num_steps - step) * scalars["perf/step_seconds"]
@@ -347,24 +359,17 @@ def _refresh(setup: Setup, now: TrainState, batch: dict, step: int, writers: Wri
 
 def _evaluate(
     setup: Setup,
+    scorers: Scorers,
     now: TrainState,
     source: data.Source,
     step: int,
-    workdir: pathlib.Path,
+    path: pathlib.Path,
     writers: Writers,
 ) -> None:
     c = setup.config
     params = now.ema_params if c.eval.params == "ema" else now.params
     results = evaluate(
-        setup.method,
-        params,
-        now.extra,
-        source,
-        setup.info,
-        c,
-        setup.mesh,
-        step=step,
-        workdir=workdir,
+        scorers, params, now.extra, source, setup.info, c, setup.mesh, step=step, path=path
     )
     scalars = {}
     for name, result in results.items():

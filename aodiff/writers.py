@@ -157,9 +157,10 @@ class Writers:
             if config.log.wandb:
                 self._writers.append(WandB(workdir, config))
 
-    def evaluated(self, step: int) -> bool:
-        """True if the run had already written an evaluation of `step` when it was opened."""
-        return any(e["step"] == step and any(k.startswith("eval/") for k in e) for e in self.kept)
+    def evaluated(self, step: int, record: pathlib.Path) -> bool:
+        """True if an evaluation of `step` was there when the run was opened, and its record is."""
+        written = (e["step"] == step and any(k.startswith("eval/") for k in e) for e in self.kept)
+        return record.exists() and any(written)
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         for w in self._writers:

@@ -12,7 +12,7 @@ from aodiff import config as config_lib
 from aodiff import partitioning
 from aodiff.data import DataInfo, Stats
 from aodiff.data.sources import ArraySource
-from aodiff.evaluate import evaluate
+from aodiff.evaluate import evaluate, make_scorers, record_path
 from aodiff.methods.base import Evaluation, Scores
 from aodiff.metrics import Mean
 from aodiff.summary import comparison_table
@@ -48,13 +48,18 @@ def source():
     return ArraySource({"tokens": TOKENS, "length": LENGTHS}, stats)
 
 
-def score(source, workdir, devices, batch, method=None):
+def score(source, workdir, devices, batch, method=None, trained_on="table", **changes):
     config = config_lib.base()
-    config.eval.batch = batch
+    config.eval.batch, config.data.name = batch, "table"
+    config.update_from_flattened_dict(changes)
     mesh = partitioning.make_mesh(1, -1, 1, jax.devices()[:devices])
     info = DataInfo("table", N, 9, "symbol")
-    method = method or Table()
-    return evaluate(method, {}, {}, source, info, config, mesh, step=5, workdir=workdir)
+    scorers = make_scorers(method or Table(), config, mesh)
+    path = record_path(workdir, config, 5, trained_on)
+    first = evaluate(scorers, {}, {}, source, info, config, mesh, step=5, path=path)
+    again = evaluate(scorers, {}, {}, source, info, config, mesh, step=5, path=path)
+    assert first == again
+    return first
 
 
 def test_every_row_counts_once_whatever_the_batch_and_the_mesh(source, tmp_path):
@@ -106,6 +111,49 @@ def test_the_record_names_its_data_and_keeps_every_row(source, tmp_path):
     assert record["results"]["own"]["params"] == "ema"
 
 
+class OnlyNoisy(Table):
+    """Counts how often it is traced."""
+
+    traces = 0
+
+    def evaluations(self, config):
+        noisy = super().evaluations(config)["noisy"]
+
+        def counted(*args):
+            self.traces += 1
+            return noisy.fn(*args)
+
+        return {"noisy": Evaluation(counted, "upper bound of another kind")}
+
+
+def test_a_scorer_is_traced_once(source, tmp_path):
+    method = OnlyNoisy()
+    score(source, tmp_path, 1, 8, method)  # two evaluations of three batches
+    assert method.traces == 1
+
+
+def test_evaluating_again_adds_to_the_record(source, tmp_path):
+    """The training's own results stay; another seed or other parameters make another record."""
+    path = tmp_path / "eval" / "validation-5.json"
+    whole = score(source, tmp_path, 1, 8)
+    score(source, tmp_path, 1, 8, OnlyNoisy())
+    record = json.loads(path.read_text())
+    assert record["results"]["own"] == whole["own"] and set(record["row_nll"]) == {"own", "noisy"}
+    assert record["results"]["noisy"]["estimator"] == "upper bound of another kind"
+    for change in ({"seed": 1}, {"eval.params": "raw"}):
+        score(source, tmp_path, 1, 8)
+        score(source, tmp_path, 1, 8, OnlyNoisy(), **change)
+        assert set(json.loads(path.read_text())["results"]) == {"noisy"}
+
+
+def test_other_data_have_a_record_of_their_own(source, tmp_path):
+    score(source, tmp_path, 1, 8, trained_on="markov")
+    assert {p.name for p in (tmp_path / "eval").iterdir()} == {
+        "table-validation-5.json",
+        "table-validation-5.png",
+    }
+
+
 def test_comparison_pairs_the_rows_of_two_runs(tmp_path):
     rows = np.array([1.0, 2.0, 4.0, 9.0])
     for name, shift in {"first": 0.0, "second": 2.0}.items():
@@ -119,3 +167,6 @@ def test_comparison_pairs_the_rows_of_two_runs(tmp_path):
     table = comparison_table({n: tmp_path / n for n in ("first", "second")}, "validation")
     assert "+1.0000 +- 0.0000" in table.splitlines()[2]  # a constant shift has no error
     assert "2.0000 +- 0.5000" in table.splitlines()[1]
+    path.write_text(json.dumps({"results": {}, "row_nll": {}}))  # a run evaluated otherwise
+    table = comparison_table({n: tmp_path / n for n in ("first", "second")}, "validation")
+    assert table.splitlines()[2].split() == ["second", "-", "-", "-"]

@@ -168,6 +168,9 @@ def test_killed_before_the_last_evaluation(reference, tmp_path):
     (tmp_path / "eval" / "validation-12.json").unlink()
     train_on_one_device(toy.get_config(), tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines)
+    shutil.rmtree(tmp_path / "eval")
+    train_on_one_device(toy.get_config(), tmp_path)
+    assert (tmp_path / "eval" / "validation-12.json").exists()
 
 
 def test_another_config_does_not_overwrite(reference):
