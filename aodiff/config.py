@@ -202,6 +202,11 @@ def finalize(config: ml_collections.ConfigDict) -> ml_collections.FrozenConfigDi
             "optim.ema_decay=0 keeps no EMA parameters, but eval.params or sample.params asks for "
             "them; set both to raw"
         )
+    if not (c.eval.orders or c.eval.ensemble or c.eval.marginal):
+        raise ConfigError(
+            "eval.orders=() without eval.ensemble or eval.marginal leaves nothing to evaluate; set "
+            "eval.orders, for example to ('any',)"
+        )
     if c.compare and "own" not in c.eval.orders:
         raise ConfigError(
             f"eval.orders={c.eval.orders} lacks own, by which the runs of compare are compared; "

@@ -35,6 +35,7 @@ def test_finalize_derives_and_freezes():
         ("optim.ema_decay", 0.0, "optim.ema_decay=0 keeps no EMA parameters"),
         ("sample.top_p", 0.0, "sample.top_p=0.0"),
         ("seed", -1, "seed=-1 is not in 0 .. 4294967295"),
+        ("eval.orders", (), r"eval.orders=\(\) without eval.ensemble .* leaves nothing"),
         ("eval.num_orders", 0, "eval.num_orders=0 must be positive"),
         ("checkpoint.keep_every", 0, "checkpoint.keep_every=0 must be positive"),
         ("train.microbatches", 5, "global_batch=32 does not split into train.microbatches=5"),
