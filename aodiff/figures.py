@@ -83,7 +83,8 @@ def generation_order(path: pathlib.Path, row, info) -> None:
             family="monospace",
         )
     axes.axis("off")
-    figure.colorbar(image, label="step it was written (-1: given)", fraction=0.02)
+    figure.colorbar(image, label="step", fraction=0.02)
+    axes.set_title("the step at which each position was written (-1: given)", size=9)
     return save(figure, path)
 
 
