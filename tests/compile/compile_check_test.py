@@ -23,7 +23,7 @@ needs_libtpu = pytest.mark.skipif(
 
 def run(*arguments, path: str = str(ROOT), **variables: str) -> subprocess.CompletedProcess:
     # JAX in this process has left variables for its children; a user's shell has none of them.
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("TPU_", "JAX_"))}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("TPU_", "JAX_", "XLA_"))}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
