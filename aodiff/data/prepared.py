@@ -71,7 +71,13 @@ def find(config: ConfigDict) -> Path:
         found = versions(root)
     if not found:
         partial = sorted(p.name for p in root.glob("*")) if root.is_dir() else []
-        what = f"{root} is incomplete ({', '.join(partial)})" if partial else f"no data at {root}"
+        if partial:
+            what = f"{root} is incomplete ({', '.join(partial)})"
+        else:
+            from aodiff.data import DATA_SETS  # which holds this module
+
+            built_in = ", ".join(DATA_SETS)
+            what = f"data.name={config.name!r} is not built in ({built_in}), and no data at {root}"
         raise DataError(f"{what}; run: {prepare_command(config)}")
     reasons = {path: mismatch(read_meta(path), config) for path in found}
     fitting = [path for path, reason in reasons.items() if reason is None]

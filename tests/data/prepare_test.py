@@ -159,6 +159,7 @@ def test_array_record_equals_tokens(data, tmp_path):
 def test_absent_data_name_their_command(tmp_path):
     with pytest.raises(DataError) as error:
         open_splits(config(tmp_path, name="owt", tokenizer="gpt2", seq_len=1024))
+    assert "is not built in (pydoc_topics, " in str(error.value)
     command = str(error.value).split("run: python -m aodiff.data.prepare ")[1]
     options, args = prepare.parse(command.split())
     assert (options.name, options.tokenizer, options.length) == ("owt", "gpt2", 1024)
