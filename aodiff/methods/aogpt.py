@@ -110,7 +110,7 @@ class AOGPTMethod:
             self.apply,
             lambda keys, extra: order_fn(keys, jnp.int32(self.num_steps)),
             f"order {spec}",
-            1 if spec.split("(")[0] in FIXED_ORDERS else num_orders,
+            None if spec.split("(")[0] in FIXED_ORDERS else num_orders,
             self.native,
         )
 
@@ -204,17 +204,17 @@ def order_evaluation(
     apply: Callable[[Params], likelihood.Apply],
     order_of: Callable[[jax.Array, Any], jax.Array],
     name: str,
-    repeats: int,
+    num_orders: int | None,
     native: tuple[int, ...],
 ) -> Evaluation:
     """NLL under the orders `order_of(keys (B,), extra)`, with its curves by step and by distance.
 
     Args:
-      repeats: orders averaged per row; 1 states that the order is one fixed permutation and the
-        number an exact likelihood.
+      num_orders: orders averaged per row; None states that the order is one fixed permutation and
+        the number an exact likelihood.
       native: the units in natural order, in which distance is measured.
     """
-    place = np.argsort(native)
+    place, repeats = np.argsort(native), num_orders or 1
 
     def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
         tokens, mask = batch["tokens"], batch["loss_mask"]
@@ -234,7 +234,7 @@ def order_evaluation(
         curves = jax.tree.map(lambda c: jnp.sum(c, axis=0), curves)
         return Scores(jnp.mean(nll, axis=0), jnp.sum(mask, axis=1, dtype=jnp.float32), curves)
 
-    words = "exact" if repeats == 1 else f"upper bound (Jensen), mean of {repeats} orders"
+    words = "exact" if num_orders is None else f"upper bound (Jensen), mean of {repeats} orders"
     return Evaluation(fn, f"{words}, {name}")
 
 

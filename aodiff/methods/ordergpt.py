@@ -396,7 +396,7 @@ class OrderGPTMethod(AOGPTMethod):
         """As AO-GPT's; "own" is the learned order, one fixed permutation and therefore exact."""
         if name != "own":
             return super().evaluation(name, num_orders)
-        return order_evaluation(self.apply, _learned, "the learned order", 1, self.native)
+        return order_evaluation(self.apply, _learned, "the learned order", None, self.native)
 
     def sampler(self, config, max_given: int) -> Callable[..., Samples]:
         if config.sample.order != "own":
