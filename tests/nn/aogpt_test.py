@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from aodiff.core import likelihood
 from aodiff.nn.aogpt import AOGPT, INJECTIONS, AOGPTConfig
 from aodiff.partitioning import unbox
 from pallas_kernels import causal_streams
@@ -101,8 +102,9 @@ def test_padded_ids_and_codes_a_unit_lacks_have_no_mass():
     for name in ("adaln", "sigma_gpt", "units"):
         _, params, apply = model(name)
         orders = jnp.asarray(np.tile(ORDERS[1:2], (ROWS, 1)))
-        logits = apply(params, jnp.zeros_like(orders), orders)[:1]
-        p = np.asarray(jax.nn.softmax(logits))[0]
+        logits = np.asarray(apply(params, jnp.zeros_like(orders), orders))[:1]
+        p = np.exp(logits[0] - np.max(logits[0], -1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
         sizes = np.array(CONFIGS[name].unit_sizes or (V,) * N)[ORDERS[1]]
         for s, size in enumerate(sizes):
             assert p[s, size:].sum() < 1e-30 and p[s, :size].sum() == pytest.approx(1, abs=1e-6)
@@ -162,8 +164,9 @@ def test_extra_slot_changes_nothing():
         x, _ = m.blocks(m.embed(token, own, target), rows, None)
         return m.logits(x[:, :N], order)
 
-    got = module.apply(params, method=longer)
-    np.testing.assert_allclose(got, module.apply(params, tokens, order), atol=1e-5)
+    got = jax.jit(functools.partial(module.apply, method=longer))(params)
+    want = jax.jit(module.apply)(params, tokens, order)
+    np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 def test_one_layer_separates_the_architectures():
@@ -228,9 +231,13 @@ def test_initialisation():
     tokens = jax.random.randint(keys[0], (8, 16), 0, 128)
     order = jnp.tile(jnp.arange(16)[None], (8, 1))
     params = unbox(jax.jit(module.init)(keys[1], tokens, order))
-    loss = -jnp.take_along_axis(
-        jax.nn.log_softmax(jax.jit(module.apply)(params, tokens, order)), tokens[..., None], -1
-    ).mean()
+    loss = (
+        jax.jit(likelihood.sequence_nll, static_argnums=0)(
+            functools.partial(module.apply, params), tokens, order, jnp.ones_like(tokens, bool)
+        ).mean()
+        / 16
+    )
+    params = jax.device_get(params)
     assert loss == pytest.approx(np.log(128) + 2e-4 * 128, abs=0.05)
     blocks = params["params"]["blocks"]
     truncated = 0.02 * 0.98658  # s.d. of a normal cut at 3
@@ -240,15 +247,16 @@ def test_initialisation():
         (blocks["out_kernel"], truncated / 2),
         (blocks["proj"]["kernel"], truncated / 2),
     ):
-        assert kernel.std() == pytest.approx(sd, rel=0.02)
-        assert jnp.abs(kernel).max() <= 3 * sd / 0.98658 * 1.0001
+        assert kernel.std() == pytest.approx(sd, rel=0.01)
+        assert np.abs(kernel).max() <= 3 * sd / 0.98658 * 1.0001
         assert (kernel[0] != kernel[1]).any()
     assert blocks["qkv_bias"].max() == 0 and blocks["ln1"]["scale"].min() == 1
-    cond = jax.nn.silu(params["params"]["tpos"])
+    tpos = params["params"]["tpos"]
+    cond = tpos / (1 + np.exp(-tpos))
     assert (cond @ blocks["ada"]["kernel"][0]).std() == pytest.approx(0.0022, rel=0.15)
     sigma = AOGPT(dataclasses.replace(cfg, injection="input", norm="layer", tied_head=True))
-    table = unbox(jax.jit(sigma.init)(keys[2], tokens, order))["params"]["tok"]
-    assert jnp.abs(table).max() > 0.061 and table.std() == pytest.approx(0.02, rel=0.02)
+    table = np.asarray(unbox(jax.jit(sigma.init)(keys[2], tokens, order))["params"]["tok"])
+    assert np.abs(table).max() > 0.061 and table.std() == pytest.approx(0.02, rel=0.01)
 
 
 def test_kernel_std_scales_projections_and_nothing_else():
@@ -264,14 +272,19 @@ def test_kernel_std_scales_projections_and_nothing_else():
     jax.tree_util.tree_map_with_path(check, a, b)
 
 
+@functools.cache
+def loss_and_gradient(remat, dtype):
+    module, params, _ = model("adaln")
+    module = AOGPT(dataclasses.replace(module.cfg, remat=remat, dtype=dtype))
+    tokens, order = jnp.asarray([[1, 0, 2, 1]]), jnp.asarray(ORDERS[1:2])
+    loss = lambda p: jnp.square(module.apply(p, tokens, order)[..., :V]).mean()
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+
 @pytest.mark.parametrize(("remat", "dtype"), [("full", "float32"), ("dots", "bfloat16")])
 def test_remat_and_bfloat16_keep_the_function(remat, dtype):
-    module, params, _ = model("adaln")
-    other = AOGPT(dataclasses.replace(module.cfg, remat=remat, dtype=dtype))
-    tokens, order = jnp.asarray([[1, 0, 2, 1]]), jnp.asarray(ORDERS[1:2])
-    loss = lambda m: lambda p: jnp.square(m.apply(p, tokens, order)[..., :V]).mean()
-    a, grad_a = jax.jit(jax.value_and_grad(loss(module)))(params)
-    b, grad_b = jax.jit(jax.value_and_grad(loss(other)))(params)
+    a, grad_a = loss_and_gradient("none", "float32")
+    b, grad_b = loss_and_gradient(remat, dtype)
     tolerance = 1e-4 if dtype == "float32" else 0.05
     assert a == pytest.approx(float(b), rel=tolerance)
     for x, y in zip(jax.tree.leaves(grad_a), jax.tree.leaves(grad_b), strict=True):
@@ -285,7 +298,7 @@ def test_captured_evidence(name):
     tokens, order = jnp.asarray([[1, 0, 2, 1]] * 3), jnp.asarray(ORDERS)
     capture = jax.jit(functools.partial(module.apply, capture=True))
     logits, evidence = capture(params, tokens, order)
-    np.testing.assert_allclose(logits, module.apply(params, tokens, order), atol=1e-5)
+    np.testing.assert_allclose(logits, jax.jit(module.apply)(params, tokens, order), atol=1e-5)
     assert evidence.shape == (2, N, N) and jnp.abs(evidence).max() > 1e-2
     blocks = params["params"]["blocks"]
     flat = {**blocks, "q_norm": {"scale": jnp.zeros_like(blocks["q_norm"]["scale"])}}
