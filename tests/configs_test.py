@@ -31,8 +31,12 @@ def lines(path: pathlib.Path) -> list[dict]:
 
 
 @pytest.mark.parametrize(("get_config", "preset"), list(presets()))
-def test_every_preset_builds_or_names_the_command_that_prepares_its_data(get_config, preset):
-    config = config_lib.finalize(get_config(preset))
+def test_every_preset_builds_or_names_the_command_that_prepares_its_data(
+    get_config, preset, tmp_path
+):
+    config = get_config(preset)
+    config.data.dir = str(tmp_path)
+    config = config_lib.finalize(config)
     method = methods.build(config, data.describe(config.data))  # needs no files
     spec = method.batch_spec(config.train.global_batch)
     assert spec["tokens"].shape == (config.train.global_batch, config.data.seq_len)
