@@ -88,7 +88,7 @@ def test_rematerialization_warnings_are_named_once():
     line = (
         "W0000 spmd_partitioner.cc:797] [SPMD] Involuntary full rematerialization. The compiler "
         "cannot go from sharding {a} to {b} efficiently for HLO operation %gather = "
-        'f32[64,128]{1,0} gather(%x), sharding={a}, '
+        "f32[64,128]{1,0} gather(%x), sharding={a}, "
         'metadata={op_name="jit(step)/embed" stack_frame_id=4}. As the last resort, SPMD will'
     )
     found = hlo.involuntary_rematerializations(f"other\n{line}\n{line}\n")
