@@ -12,10 +12,13 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from aodiff.data.info import DataError, DataInfo
+from aodiff.data.info import DataError
 from aodiff.data.packing import pack_in_memory
+from aodiff.data.prepared import describe
 from aodiff.data.sources import Source
 from aodiff.data.tokenizers import make_tokenizer
+
+__all__ = ["CORPORA", "describe", "open_splits"]
 
 HELD_OUT = 0.05  # of the bytes, for validation and again for test
 NOT_LIBRARY = frozenset(
@@ -71,18 +74,6 @@ def split_documents(documents: Mapping[str, str]) -> dict[str, list[str]]:
         else:
             splits["train"].append(text)
     return splits
-
-
-def describe(config: ConfigDict) -> DataInfo:
-    """The built-in text of `config`."""
-    tokenizer = make_tokenizer(config.tokenizer)
-    return DataInfo(
-        name=config.name,
-        seq_len=config.seq_len,
-        vocab_size=tokenizer.vocab_size,
-        unit=tokenizer.unit,
-        tokenizer=tokenizer,
-    )
 
 
 def open_splits(config: ConfigDict) -> dict[str, Source]:

@@ -91,7 +91,7 @@ def find(config: ConfigDict) -> Path:
 
 
 def describe(config: ConfigDict) -> DataInfo:
-    """The prepared data set of `config`, whether or not it is there yet."""
+    """The text of `config`, whether or not it is there yet."""
     tokenizer = make_tokenizer(config.tokenizer)
     return DataInfo(
         name=config.name,
