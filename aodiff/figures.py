@@ -45,7 +45,8 @@ def nll_curves(path: pathlib.Path, results: dict[str, dict]) -> None:
         axes.grid(alpha=0.3)
     panels[1].set_xscale("log")
     panels[0].set_ylabel("nats per token")
-    panels[0].legend()
+    if panels[0].has_data():
+        panels[0].legend()
     save(figure, path)
 
 

@@ -57,6 +57,8 @@ def generate(
         lines = [json.dumps(_record(i, row, info, config)) for i, row in enumerate(rows)]
         path.write_text("\n".join(lines) + "\n")
         figures.generation_order(path.with_suffix(".png"), rows[0], info)
+        logging.info("first sample: %s", info.text(rows[0].tokens))
+        logging.info("wrote %s and %s", path, path.with_suffix(".png"))
     return path
 
 
