@@ -24,6 +24,9 @@ class Codec(Protocol):
     def decode(self, ids: np.ndarray) -> np.ndarray:
         """Returns the value that stands for each id, (rows, L)."""
 
+    def text(self, ids: np.ndarray) -> str:
+        """One row of ids (L,) for a person to read."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
@@ -38,6 +41,9 @@ class Levels:
 
     def decode(self, ids: np.ndarray) -> np.ndarray:
         return np.asarray(ids) * (self.maximum / max(1, self.levels - 1))
+
+    def text(self, ids: np.ndarray) -> str:
+        return " ".join(map(str, np.asarray(ids).tolist()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +124,10 @@ class Columns:
     def decode(self, ids: np.ndarray) -> np.ndarray:
         values = [c.decode(i) for c, i in zip(self.columns, np.asarray(ids).T, strict=True)]
         return np.stack(values, axis=1)
+
+    def text(self, ids: np.ndarray) -> str:
+        values = self.decode(np.asarray(ids)[None])[0]
+        return ", ".join(f"{n} {v:g}" for n, v in zip(self.names, values, strict=True))
 
 
 def split_rows(values: np.ndarray) -> dict[str, np.ndarray]:

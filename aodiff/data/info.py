@@ -54,6 +54,8 @@ class DataInfo:
         row = self.natural(np.asarray(tokens))
         if self.tokenizer is not None:
             return self.tokenizer.decode(row)
+        if self.codec is not None:
+            return self.codec.text(row)
         return " ".join(str(t) for t in row.tolist())
 
 

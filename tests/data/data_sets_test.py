@@ -133,3 +133,12 @@ def test_text_of_a_row():
     shown = np.frombuffer(b"abcd", np.uint8)[list(info.permutation)]
     assert info.text(shown) == "abcd"
     assert describe(config("chain")).text(np.array([3, 1])) == "3 1"
+
+
+def test_a_row_of_a_table_reads_as_names_and_values():
+    c = base().data
+    c.name, c.seq_len, c.permute_seed = "wine", 14, 3
+    info, source = describe(c), open_splits(c)["validation"]
+    text = info.text(source.read(np.arange(1))["tokens"][0])
+    values = info.codec.decode(info.natural(source.read(np.arange(1))["tokens"]))[0]
+    assert text.startswith(f"alcohol {values[0]:g}, ") and text.endswith(f"label {values[-1]:g}")
