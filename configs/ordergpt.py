@@ -72,7 +72,12 @@ PRESETS = {
         "checkpoint.every": 40,
     },
 }
-COMPARE = {"file_order": "native", "fixed": "fixed(1)", "any_order": "uniform", "scratch": "learned"}
+COMPARE = {
+    "file_order": "native",
+    "fixed": "fixed(1)",
+    "any_order": "uniform",
+    "scratch": "learned",
+}
 
 
 def get_config(preset: str = ""):
