@@ -101,32 +101,36 @@ def to_device(
 
 
 class _Steps:
-    """Random access over training steps: element k is the host batch of this process at step k."""
+    """Random access over training steps: element k is the global batch of step k, on the devices.
 
-    def __init__(self, source: Source, global_batch: int, seed: int, rows: np.ndarray):
+    Read-ahead threads call it, so that neither reading nor placing a batch delays a step.
+    """
+
+    def __init__(self, source: Source, global_batch: int, seed: int, sharding):
         self._args = source, global_batch, seed
-        self._rows = rows
+        self._sharding = sharding
+        self._rows = local_rows(sharding, global_batch)
 
     def __len__(self) -> int:
         return MAX_STEPS
 
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, step: int) -> dict[str, jax.Array]:
         source, global_batch, seed = self._args
-        return host_batch(source, global_batch, seed, int(step), self._rows)
+        local = host_batch(source, global_batch, seed, int(step), self._rows)
+        return to_device(local, self._sharding, global_batch)
 
 
 class TrainBatches(Iterator):
     """Endless iterator over global batches; `close` stops the thread that reads ahead."""
 
-    def __init__(self, steps: _Steps, start_step: int, prefetch: int, sharding, global_batch: int):
+    def __init__(self, steps: _Steps, start_step: int, prefetch: int):
         dataset = grain.MapDataset.source(steps)[start_step:].to_iter_dataset(
             grain.ReadOptions(num_threads=min(1, prefetch), prefetch_buffer_size=prefetch)
         )
         self._batches = iter(dataset)
-        self._place = sharding, global_batch
 
     def __next__(self) -> dict[str, jax.Array]:
-        return to_device(next(self._batches), *self._place)
+        return next(self._batches)
 
     def close(self) -> None:
         self._batches.close()
@@ -158,8 +162,7 @@ def train_batches(
             f"the training split has {len(source)} rows, fewer than one global batch of "
             f"{global_batch}; lower train.global_batch or use more data."
         )
-    steps = _Steps(source, global_batch, seed, local_rows(sharding, global_batch))
-    return TrainBatches(steps, start_step, prefetch, sharding, global_batch)
+    return TrainBatches(_Steps(source, global_batch, seed, sharding), start_step, prefetch)
 
 
 def eval_batches(
