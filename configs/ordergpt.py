@@ -13,42 +13,37 @@
 
 from aodiff.config import ConfigError, base
 
-TABLE = {
+SMALL = {  # what every preset here has in common
+    "model.injection": "input",
+    "model.kernel_std": 0.08,
+    "optim.lr": 3e-3,
+    "optim.lr_floor": 3e-4,
+    "eval.batch": 128,
+    "eval.orders": ("own", "any"),
+    "sample.order": "own",
+}
+TABLE = SMALL | {
     "data.name": "breast_cancer",
     "data.seq_len": 31,
     "data.levels": 5,
     "data.permute_seed": 1,
     "model.num_layers": 2,
     "model.width": 32,
-    "model.injection": "input",
-    "model.kernel_std": 0.08,
     "method.probe_orders": 8,
     "method.refresh_every": 10,
     "method.student_steps": 50,
-    "optim.lr": 3e-3,
-    "optim.lr_floor": 3e-4,
     "optim.ema_decay": 0.99,
     "optim.weight_decay": 0.3,
     "train.num_steps": 400,
-    "eval.batch": 128,
-    "eval.orders": ("own", "any"),
-    "sample.order": "own",
 }
-CHAIN = {
+CHAIN = SMALL | {
     "data.name": "chain",
     "data.seq_len": 24,
     "data.permute_seed": 10,
     "model.num_layers": 3,
     "model.width": 64,
-    "model.injection": "input",
-    "model.kernel_std": 0.08,
-    "optim.lr": 3e-3,
-    "optim.lr_floor": 3e-4,
     "train.global_batch": 64,
     "train.num_steps": 800,
-    "eval.batch": 128,
-    "eval.orders": ("own", "any"),
-    "sample.order": "own",
 }
 PRESETS = {
     "": TABLE,

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import string
+import types
 from pathlib import Path
 from typing import Protocol
 
@@ -164,6 +165,16 @@ def find_gpt2(directory: str = "") -> Path:
     )
 
 
+def _package(name: str, spec: str) -> types.ModuleType:
+    """Imports what the tokenizer `spec` needs from the extra `tokenizers`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DataError(
+            f"tokenizer {spec!r} needs {name}; run: pip install 'aodiff[tokenizers]'."
+        ) from error
+
+
 @dataclasses.dataclass(frozen=True)
 class GPT2Tokenizer:
     """GPT-2 BPE; its size is known without its files, which are opened by the first call."""
@@ -177,15 +188,9 @@ class GPT2Tokenizer:
 
     @functools.cached_property
     def _bpe(self):
-        try:
-            import tiktoken
-            from tiktoken.load import data_gym_to_mergeable_bpe_ranks
-        except ImportError as error:
-            raise DataError(
-                "tokenizer 'gpt2' needs tiktoken; run: pip install 'aodiff[tokenizers]'."
-            ) from error
+        tiktoken, load = (_package(name, self.spec) for name in ("tiktoken", "tiktoken.load"))
         folder = find_gpt2(self.spec.removeprefix("gpt2").removeprefix(":"))
-        ranks = data_gym_to_mergeable_bpe_ranks(
+        ranks = load.data_gym_to_mergeable_bpe_ranks(
             vocab_bpe_file=str(folder / "vocab.bpe"),
             encoder_json_file=str(folder / "encoder.json"),
         )
@@ -214,12 +219,7 @@ class HFTokenizer:
 
     @functools.cached_property
     def _model(self):
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise DataError(
-                f"tokenizer {self.spec!r} needs tokenizers; run: pip install 'aodiff[tokenizers]'."
-            ) from error
+        tokenizers = _package("tokenizers", self.spec)
         try:
             return tokenizers.Tokenizer.from_file(str(self._path))
         except Exception as error:
@@ -260,13 +260,7 @@ class SentencePieceTokenizer:
 
     @functools.cached_property
     def _model(self):
-        try:
-            import sentencepiece
-        except ImportError as error:
-            raise DataError(
-                f"tokenizer {self.spec!r} needs sentencepiece; run: pip install "
-                "'aodiff[tokenizers]'."
-            ) from error
+        sentencepiece = _package("sentencepiece", self.spec)
         try:
             return sentencepiece.SentencePieceProcessor(model_file=str(self._path))
         except Exception as error:
