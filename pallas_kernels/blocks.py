@@ -1,0 +1,66 @@
+"""Which tiles of the score matrix have to be computed, from the vectors of a mask."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.masks import NEVER_SEEN, SEES_NOTHING, IntervalMask, vectors
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `size`."""
+    return -(-size // multiple) * multiple
+
+
+def pad(x: jax.Array, axis: int, size: int, value: int = 0) -> jax.Array:
+    """Pads `axis` of x at its end to `size`."""
+    if x.shape[axis] == size:
+        return x
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, widths, constant_values=value)
+
+
+def padded_vectors(
+    mask: IntervalMask, rows: int, keys: int
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """`vectors` with rows padded to `rows` and keys to `keys`: no one sees the new keys, the new
+    rows see nothing."""
+    code, hi, lo = vectors(mask)
+    return (
+        pad(code, 1, keys, NEVER_SEEN),
+        pad(hi, 2, rows, SEES_NOTHING),
+        None if lo is None else pad(lo, 1, rows),
+    )
+
+
+def active_tiles(
+    code: jax.Array, hi: jax.Array, lo: jax.Array | None, bq: int, bk: int
+) -> jax.Array:
+    """Returns (B, nq, nk) bool: False only where no row of the tile sees a key of it.
+
+    Args:
+      code: (B, Lk), hi: (B, S, L), lo: (B, L) or None, of lengths that are multiples of the blocks.
+      bq: query rows of a tile (of every stream). bk: keys of a tile.
+    """
+    blocks = code.reshape(code.shape[0], -1, bk)
+    rows = jnp.max(hi, axis=1).reshape(hi.shape[0], -1, bq)
+    first = jnp.min(blocks, axis=2)
+    active = first[:, None, :] <= jnp.max(rows, axis=2)[:, :, None]
+    if lo is not None:
+        last = jnp.max(jnp.where(blocks == NEVER_SEEN, SEES_NOTHING, blocks), axis=2)
+        # A dead row has no say in where its block starts.
+        alive = jnp.where(rows == SEES_NOTHING, NEVER_SEEN, lo.reshape(rows.shape))
+        active &= last[:, None, :] >= jnp.min(alive, axis=2)[:, :, None]
+    return active
+
+
+def hull(active: jax.Array) -> jax.Array:
+    """Returns (B, n, 2) int32: first and one past the last True of the last axis of (B, n, m).
+
+    Both are 0 where there is none.
+    """
+    count = active.shape[-1]
+    start = jnp.argmax(active, axis=-1)
+    stop = count - jnp.argmax(active[..., ::-1], axis=-1)
+    found = jnp.any(active, axis=-1)
+    return jnp.where(found[..., None], jnp.stack([start, stop], axis=-1), 0).astype(jnp.int32)

@@ -1,0 +1,72 @@
+"""Block sizes of the kernels, by TPU generation (static schedules; kernels.md section 7)."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.blocks import round_up
+from pallas_kernels.chips import CHIPS, generation_of
+
+HEAD_SIZES = (64, 128, 256)  # what the kernels take; other sizes are padded up to the next
+DTYPES = (jnp.bfloat16, jnp.float32)
+MIN_LENGTH = 256  # shorter sequences: dense scores are as fast
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Sizes are rows or keys. Everything else about a kernel follows from shapes and mask.
+
+    bq: query rows of one stream in a forward step. bk: keys of a forward tile.
+    rc: rows of a chunk of the score tile. order: "plain" finishes a chunk before the next one
+    starts, "piped" issues the next score product first. unroll: key blocks per loop iteration.
+    bwd_bq, bwd_bk, bwd_dq: the same for the backward; "nt" accumulates dQ transposed.
+    vmem: bytes the kernels may use. interpret: run on CPU, True plainly, "tpu" simulating the
+    memories of a TPU and reporting races, reads out of bounds and of uninitialised memory.
+    """
+
+    bq: int
+    bk: int
+    rc: int
+    order: Literal["plain", "piped"]
+    unroll: Literal[1, 2]
+    bwd_bq: int
+    bwd_bk: int
+    bwd_dq: Literal["tn", "nt"]
+    vmem: int
+    interpret: bool | Literal["tpu"] = False
+
+
+def current_generation() -> str:
+    """The generation compiled for: of the mesh in scope or of the default device, else v5p."""
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    kind = described.device_kind if described is not None else jax.devices()[0].device_kind
+    return generation_of(kind) or "v5p"
+
+
+def default_config(
+    streams: int, rows: int, keys: int, *, generation: str | None = None, **changes
+) -> AttentionConfig:
+    """The best known blocks for `rows` queries per stream and `keys` keys.
+
+    Args:
+      generation: a name of `CHIPS`, default `current_generation()`.
+      changes: fields of AttentionConfig to set otherwise.
+    """
+    generation = generation or current_generation()
+    wide = generation in ("v6e", "tpu7x")
+    bq = min(1024 // streams, round_up(rows, 128))
+    bk = min(512, round_up(keys, 128))
+    config = AttentionConfig(
+        bq=bq,
+        bk=bk,
+        rc=256,
+        order="piped" if wide else "plain",
+        unroll=2 if wide else 1,
+        bwd_bq=min(512, round_up(rows, 128)),
+        bwd_bk=bk,
+        bwd_dq="nt" if wide else "tn",
+        vmem=CHIPS[generation].vmem_bytes * (15 if generation == "v4" else 12) // 16,
+    )
+    return dataclasses.replace(config, **changes)
