@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.reference import DEAD
+
 
 def dense_attention(
     q: jax.Array,
@@ -14,56 +16,65 @@ def dense_attention(
     seen: jax.Array,
     *,
     scale: float | None = None,
+    return_lse: bool = False,
     return_probs: bool = False,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array | tuple[jax.Array, ...]:
     """Masked softmax attention; scores, softmax and its sums in float32.
 
     Args:
       q: (B, H, S, L, D). k, v: (B, Hkv, Lk, D), H a multiple of Hkv.
       seen: bool, broadcastable to (B, S, L, Lk); a row without any True gives exactly zero.
       scale: of the scores, default D ** -0.5.
+      return_lse: also return log sum exp of the scores (B, H, S, L) float32, `DEAD` where a row
+        sees nothing.
       return_probs: also return the probabilities (B, H, S, L, Lk) float32, without gradient.
     """
     batch, heads, streams, length, dim = q.shape
     scale = dim**-0.5 if scale is None else scale
     # All query heads and streams of one key head are rows of a single matmul.
     grouped = (batch, k.shape[1], heads // k.shape[1] * streams * length)
-    out, probs = _attend(q.reshape(*grouped, dim), k, v, seen, scale, streams)
-    out = out.reshape(q.shape)
-    if not return_probs:
-        return out
-    return out, jax.lax.stop_gradient(probs).reshape(batch, heads, streams, length, -1)
+    out, lse, probs = _attend(q.reshape(*grouped, dim), k, v, seen, scale, streams)
+    results = [out.reshape(q.shape)]
+    if return_lse:
+        results.append(lse.reshape(q.shape[:-1]))
+    if return_probs:
+        results.append(jax.lax.stop_gradient(probs).reshape(*q.shape[:-1], -1))
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _attend(q, k, v, seen, scale, streams):
-    """q (B, Hkv, G*S*L, D) -> output of that shape, and probabilities (B, Hkv, G*S*L, Lk)."""
+    """q (B, Hkv, G*S*L, D) -> output of that shape, lse, probabilities (B, Hkv, G*S*L, Lk)."""
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * scale
     length = seen.shape[-2]
     by_row = (*scores.shape[:2], -1, streams, length, scores.shape[-1])
     seen = seen[:, None, None]
-    rows = jnp.where(seen, scores.reshape(by_row), -1e30)
-    weights = jnp.exp(rows - jnp.max(rows, axis=-1, keepdims=True))
-    weights = jnp.where(seen, weights, 0.0)
+    rows = jnp.where(seen, scores.reshape(by_row), DEAD)
+    top = jnp.max(rows, axis=-1, keepdims=True)
+    weights = jnp.where(seen, jnp.exp(rows - top), 0.0)
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    probs = (weights / jnp.where(total > 0, total, 1.0)).reshape(scores.shape)
+    alive = total > 0
+    total = jnp.where(alive, total, 1.0)
+    probs = (weights / total).reshape(scores.shape)
+    lse = jnp.where(alive, jnp.log(total) + top, DEAD).reshape(scores.shape[:-1])
     out = jnp.einsum(
         "bhqk,bhkd->bhqd", probs.astype(v.dtype), v, preferred_element_type=jnp.float32
     )
-    return out.astype(q.dtype), probs
+    return out.astype(q.dtype), lse, probs
 
 
 def _attend_fwd(q, k, v, seen, scale, streams):
-    out, probs = _attend(q, k, v, seen, scale, streams)
-    return (out, probs), (q, k, v, seen, out, probs)
+    out, lse, probs = _attend(q, k, v, seen, scale, streams)
+    return (out, lse, probs), (q, k, v, seen, out, probs)
 
 
 def _attend_bwd(scale, streams, saved, cotangents):
     """The row sum of p * dp is taken as that of out * dout: D numbers a row instead of Lk."""
     q, k, v, seen, out, probs = saved
-    dout, _ = cotangents
+    dout, dlse, _ = cotangents
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     row_sum = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1, keepdims=True)
+    row_sum -= dlse[..., None]
     dscores = probs * (product("bhqd,bhkd->bhqk", dout, v) - row_sum) * scale
     dscores = dscores.astype(q.dtype)
     dv = product("bhqk,bhqd->bhkd", probs.astype(v.dtype), dout)

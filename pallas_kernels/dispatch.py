@@ -1,11 +1,25 @@
-"""The one entry point for attention: picks an implementation by name."""
+"""The entry points: argument checks, choice of an implementation, and the one custom VJP."""
+
+import functools
+import logging
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
+from pallas_kernels import kernels
+from pallas_kernels.config import MIN_LENGTH, AttentionConfig
 from pallas_kernels.dense import dense_attention
-from pallas_kernels.masks import IntervalMask, visible
+from pallas_kernels.masks import NEVER_SEEN, SEES_NOTHING, IntervalMask, visible
+from pallas_kernels.reference import DEAD
 
-IMPLS = ("auto", "xla_dense")
+# Each has forward, backward and refusal(q, k, mask): why it cannot do that, or None.
+BACKENDS = {"pallas": kernels}
+IMPLS = ("auto", "xla_dense", *BACKENDS)
+PLATFORMS = {"pallas": "tpu", "splash": "tpu", "cudnn": "cuda"}  # where others cannot run
+LOG2_E = float(np.log2(np.e))
+RESIDUALS = ("aodiff_attn_out", "aodiff_attn_lse")  # names for remat policies
 
 
 def interval_attention(
@@ -15,25 +29,175 @@ def interval_attention(
     mask: IntervalMask,
     *,
     scale: float | None = None,
+    return_lse: bool = False,
     impl: str = "auto",
-) -> jax.Array:
+    config: AttentionConfig | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Masked attention, differentiable; rows that see no key give exactly zero.
 
     Args:
       q: (B, H, S, L, D), S streams that share keys and values.
-      k, v: (B, Hkv, Lk, D), H a multiple of Hkv.
+      k, v: (B, Hkv, Lk, D), H a multiple of Hkv; all three bfloat16 or float32.
       mask: who sees whom.
       scale: of the scores, default D ** -0.5.
-      impl: one of `IMPLS`.
+      return_lse: also return log sum exp of the scores, differentiable too.
+      impl: one of `IMPLS`. "auto" is dense for short sequences, else Pallas on TPU where it can,
+        and blocked XLA elsewhere; any other choice is obeyed or refused.
+      config: block sizes of the Pallas kernels, default by shape and TPU generation.
 
     Returns:
-      (B, H, S, L, D) in the dtype of q.
+      (B, H, S, L, D) in the dtype of q, and with `return_lse` (B, H, S, L) float32, natural
+      logarithms, `DEAD` for a row that sees no key.
     """
+    _check(q, k, v, mask, impl)
+    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
+    impl = _resolve(q, k, mask, config) if impl == "auto" else impl
+    if impl in BACKENDS and (reason := BACKENDS[impl].refusal(q, k, mask)):
+        others = ", ".join(name for name in IMPLS if name != impl)
+        raise ValueError(f"Attention {impl!r} {reason}; use one of: {others}.")
+    unused_row = unused_key = None
+    if mask.kind == "interval":
+        # Nothing in padding may matter, and zero times NaN is NaN: in outputs and in gradients.
+        unused_row = (mask.hi == SEES_NOTHING)[:, None, :, :, None]
+        unused_key = (mask.code == NEVER_SEEN)[:, None, :, None]
+        q, k, v = _zero(unused_row, q), _zero(unused_key, k), _zero(unused_key, v)
+    if impl == "xla_dense":
+        out, lse = dense_attention(q, k, v, visible(mask), scale=scale, return_lse=True)
+    else:
+        out, lse = _attend(q, k, v, mask, scale, impl, config)
+    out = _zero(unused_row, out)
+    return (out, lse) if return_lse else out
+
+
+def two_stream_attention(
+    q_content: jax.Array,
+    q_query: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: IntervalMask,
+    *,
+    scale: float | None = None,
+    null_kv: tuple[jax.Array, jax.Array] | None = None,
+    impl: str = "auto",
+    config: AttentionConfig | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Content and query stream over the same keys and values, in one call (XLNet, eq. 1-2).
+
+    Args:
+      q_content, q_query: (B, H, L, D). k, v: (B, Hkv, Lk, D).
+      mask: of two streams.
+      null_kv: key and value (Hkv, D) or (B, Hkv, D) that every row sees, so that no row is dead.
+      scale, impl, config: as of `interval_attention`.
+
+    Returns:
+      The outputs of the two streams, (B, H, L, D) each.
+    """
+    q = jnp.stack([q_content, q_query], axis=2)
+    options = dict(scale=scale, impl=impl, config=config)
+    if null_kv is None:
+        out = interval_attention(q, k, v, mask, **options)
+        return out[:, :, 0], out[:, :, 1]
+    from pallas_kernels.merge import merge_attention
+
+    part = interval_attention(q, k, v, mask, return_lse=True, **options)
+    group = q.shape[1] // k.shape[1]
+    spread = lambda x: jnp.repeat(jnp.broadcast_to(x, (k.shape[0], *x.shape[-2:])), group, axis=1)
+    key, value = (spread(x)[:, :, None, None] for x in null_kv)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    score = jnp.sum(q.astype(jnp.float32) * key.astype(jnp.float32), axis=-1) * scale
+    out, _ = merge_attention(part, (jnp.broadcast_to(value, q.shape).astype(q.dtype), score))
+    return out[:, :, 0], out[:, :, 1]
+
+
+def _zero(where, x):
+    return x if where is None else jnp.where(where, jnp.zeros((), x.dtype), x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _attend(q, k, v, mask, scale, impl, config):
+    """(out, lse); `impl` is a backend, or "tpu/elsewhere", two of them."""
+    return _by_platform(impl, "forward", config, q, k, v, mask, scale=scale)
+
+
+def _attend_fwd(q, k, v, mask, scale, impl, config):
+    out, lse = _attend(q, k, v, mask, scale, impl, config)
+    out, lse = map(checkpoint_name, (out, lse), RESIDUALS)
+    return (out, lse), (q, k, v, mask, out, lse)
+
+
+def _attend_bwd(scale, impl, config, saved, cotangents):
+    """Subtracting the cotangent of lse in delta is all that a differentiable lse costs."""
+    q, k, v, mask, out, lse = saved
+    dout, dlse = cotangents
+    lse2 = jnp.where(lse > DEAD / 2, lse * LOG2_E, 0.0)
+    delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlse
+    dout = dout.astype(q.dtype)
+    grads = _by_platform(impl, "backward", config, q, k, v, mask, lse2, delta, dout, scale=scale)
+    no_gradient = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), mask)
+    return *grads, no_gradient
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _by_platform(impl, what, config, *args, scale):
+    call = lambda name: functools.partial(
+        getattr(BACKENDS[name], what), scale=scale, config=config
+    )
+    first, *rest = impl.split("/")
+    if not rest:
+        return call(first)(*args)
+    # By the platform compiled for: a program for a TPU may be compiled where there is none.
+    return jax.lax.platform_dependent(*args, tpu=call(first), default=call(rest[0]))
+
+
+def _resolve(q, k, mask, config) -> str:
+    if max(q.shape[3], k.shape[2]) < MIN_LENGTH and config is None:
+        impl = "xla_dense"
+    elif kernels.refusal(q, k, mask) is None:
+        impl = "xla_dense"
+    else:
+        impl = "xla_dense"
+    _log_once(impl, q.shape[3], k.shape[2], q.shape[4], q.dtype.name)
+    return impl
+
+
+@functools.cache
+def _log_once(impl: str, rows: int, keys: int, dim: int, dtype: str) -> None:
+    text = impl.replace("/", " on TPU, elsewhere ")
+    what = f"{rows} rows, {keys} keys, head size {dim}, {dtype}"
+    logging.getLogger("pallas_kernels").info("attention auto: %s (%s)", text, what)
+
+
+def _check(q, k, v, mask, impl) -> None:
     if impl not in IMPLS:
         raise ValueError(f"Attention {impl!r} is unknown; use one of: {', '.join(IMPLS)}.")
-    if q.ndim != 5 or k.ndim != 4 or k.shape != v.shape or q.shape[1] % k.shape[1]:
+    if q.ndim != 5 or k.ndim != 4 or k.shape != v.shape or q.shape[::4] != k.shape[::3]:
         raise ValueError(
-            f"Attention takes q (B,H,S,L,D) and k, v (B,Hkv,Lk,D) with H a multiple of Hkv, got "
-            f"{q.shape}, {k.shape} and {v.shape}."
+            f"Attention takes q (B,H,S,L,D) and k, v (B,Hkv,Lk,D), got {q.shape}, {k.shape} and "
+            f"{v.shape}."
         )
-    return dense_attention(q, k, v, visible(mask), scale=scale)
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"Attention with {q.shape[1]} query heads needs their number to be a multiple of Hkv, "
+            f"got {k.shape[1]} key heads."
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(
+            f"Attention takes q, k and v of one dtype, got {q.dtype}, {k.dtype} and {v.dtype}; "
+            "cast them."
+        )
+    if mask.kind == "causal":
+        if (mask.length, mask.length, mask.streams) != (q.shape[3], k.shape[2], q.shape[2]):
+            raise ValueError(
+                f"A causal mask of {mask.streams} streams and length {mask.length} does not fit "
+                f"q {q.shape} and k {k.shape}."
+            )
+        return
+    for name, got, want in (
+        ("code", mask.code, (q.shape[0], k.shape[2])),
+        ("hi", mask.hi, (q.shape[0], *q.shape[2:4])),
+        ("lo", mask.lo, (q.shape[0], q.shape[3])),
+    ):
+        if got is not None and (got.shape[1:] != want[1:] or got.shape[0] not in (1, want[0])):
+            raise ValueError(f"Mask vector {name} must have shape {want} here, got {got.shape}.")
