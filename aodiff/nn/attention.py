@@ -1,5 +1,7 @@
 """What the rows of a forward pass are to each other, and attention among them."""
 
+import functools
+import math
 from typing import NamedTuple
 
 import flax.struct
@@ -7,7 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from aodiff.core import evidence
-from pallas_kernels import IntervalMask, dense_attention, interval_attention, visible
+from aodiff.partitioning import RULES
+from pallas_kernels import (
+    IntervalMask,
+    dense_attention,
+    interval_attention,
+    shard_attention,
+    visible,
+)
 
 
 class KVCache(NamedTuple):
@@ -70,10 +79,22 @@ def attend(
         out, probs = dense_attention(streams, k, v, visible(rows.mask), return_probs=True)
         extra = evidence.excess_sum(probs[:, :, -1], rows.order)
     elif isinstance(rows.mask, IntervalMask):
-        out = interval_attention(streams, k, v, rows.mask, impl=impl)
+        out = on_each_device(functools.partial(interval_attention, impl=impl), streams, k, v, rows)
     else:
         out = dense_attention(streams, k, v, rows.mask)
     return out.reshape(q.shape), extra
+
+
+def on_each_device(fn, q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows) -> jax.Array:
+    """`fn(q, k, v, mask)`, under a mesh by every device on its own rows of the batch and heads."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return fn(q, k, v, rows.mask)
+    batch = RULES["batch"]
+    if q.shape[0] % math.prod(mesh.shape[a] for a in batch):
+        batch = ()  # a few rows, as for initialisation: every device computes all
+    split = shard_attention(fn, mesh, batch_axes=batch, head_axis=RULES["act_heads"])
+    return split(q, k, v, rows.mask)
 
 
 def decode_mask(

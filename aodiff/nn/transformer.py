@@ -9,10 +9,14 @@ import jax.numpy as jnp
 from aodiff.nn.attention import KVCache, Rows, attend
 from aodiff.nn.layers import Linear, Norm, along_last, lookup, normal_init, param, rotate
 from aodiff.partitioning import shard
+from pallas_kernels import RESIDUALS
 
 REMAT = {  # what the backward pass may keep
     "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(*RESIDUALS),  # or the kernel runs again
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
