@@ -11,6 +11,12 @@ def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
+def even_block(size: int, most: int) -> int:
+    """The block, a multiple of 128 and at most `most`, that covers `size` in the fewest blocks and,
+    of those, with the least padding."""
+    return round_up(-(-size // -(-size // most)), 128)
+
+
 def pad(x: jax.Array, axis: int, size: int, value: int = 0) -> jax.Array:
     """Pads `axis` of x at its end to `size`."""
     if x.shape[axis] == size:
@@ -64,3 +70,15 @@ def hull(active: jax.Array) -> jax.Array:
     stop = count - jnp.argmax(active[..., ::-1], axis=-1)
     found = jnp.any(active, axis=-1)
     return jnp.where(found[..., None], jnp.stack([start, stop], axis=-1), 0).astype(jnp.int32)
+
+
+def compact(active: jax.Array) -> list[jax.Array]:
+    """Returns how many of the last axis of (B, n, m) are True (B * n,), and which (B * n * m,).
+
+    The places that are left over in the second are 0. Both int32, flat as scalar memory wants it.
+    """
+    count = active.shape[-1]
+    place = jnp.where(active, jnp.cumsum(active, axis=-1) - 1, count)
+    here = place[..., None, :] == jnp.arange(count)[:, None]
+    which = jnp.sum(jnp.where(here, jnp.arange(count), 0), axis=-1)
+    return [x.astype(jnp.int32).reshape(-1) for x in (jnp.sum(active, axis=-1), which)]
