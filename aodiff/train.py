@@ -36,6 +36,7 @@ from aodiff.evaluate import Scorers, evaluate, make_scorers, record_path
 from aodiff.figures_ordergpt import write_order
 from aodiff.methods.base import Method
 from aodiff.metrics import Mean, Sum, Window
+from aodiff.nn.attention import check_platform
 from aodiff.profiling import Profiler
 from aodiff.state import TrainState
 from aodiff.writers import Writers, replace_text
@@ -71,6 +72,7 @@ def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Se
     """
     config = config_lib.finalize(config)
     mesh = partitioning.make_mesh(**config.mesh) if mesh is None else mesh
+    check_platform(config.model.attention, mesh.devices.flat[0].platform)
     config_lib.check_batches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     info = data.describe(config.data)
     method = method or methods.build(config, info)

@@ -2,7 +2,14 @@
 
 from pallas_kernels.config import AttentionConfig, default_config
 from pallas_kernels.dense import dense_attention
-from pallas_kernels.dispatch import IMPLS, RESIDUALS, interval_attention, two_stream_attention
+from pallas_kernels.dispatch import (
+    IMPLS,
+    PLATFORMS,
+    RESIDUALS,
+    interval_attention,
+    refusal,
+    two_stream_attention,
+)
 from pallas_kernels.masks import (
     IntervalMask,
     causal_streams,
@@ -16,6 +23,7 @@ from pallas_kernels.sharding import shard_attention
 
 __all__ = [
     "IMPLS",
+    "PLATFORMS",
     "RESIDUALS",
     "AttentionConfig",
     "IntervalMask",
@@ -26,6 +34,7 @@ __all__ = [
     "interval_attention",
     "length_mask",
     "rank_streams",
+    "refusal",
     "segment_mask",
     "shard_attention",
     "two_stream_attention",

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from pallas_kernels import kernels
+from pallas_kernels import kernels, splash
 from pallas_kernels.config import MIN_LENGTH, AttentionConfig
 from pallas_kernels.dense import dense_attention
 from pallas_kernels.masks import NEVER_SEEN, SEES_NOTHING, IntervalMask, visible
 from pallas_kernels.reference import DEAD
 
 # Each has forward, backward and refusal(q, k, mask): why it cannot do that, or None.
-BACKENDS = {"pallas": kernels}
+BACKENDS = {"pallas": kernels, "splash": splash}
 IMPLS = ("auto", "xla_dense", *BACKENDS)
-PLATFORMS = {"pallas": "tpu", "splash": "tpu", "cudnn": "cuda"}  # where others cannot run
+PLATFORMS = {"pallas": "tpu", "splash": "tpu", "cudnn": "gpu"}  # the others run anywhere
 LOG2_E = float(np.log2(np.e))
 RESIDUALS = ("aodiff_attn_out", "aodiff_attn_lse")  # names for remat policies
 
@@ -52,9 +52,8 @@ def interval_attention(
     _check(q, k, v, mask, impl)
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     impl = _resolve(q, k, mask, config) if impl == "auto" else impl
-    if impl in BACKENDS and (reason := BACKENDS[impl].refusal(q, k, mask)):
-        others = ", ".join(name for name in IMPLS if name != impl)
-        raise ValueError(f"Attention {impl!r} {reason}; use one of: {others}.")
+    if reason := refusal(impl, q, k, mask):
+        raise ValueError(reason)
     unused_row = unused_key = None
     if mask.kind == "interval":
         # Nothing in padding may matter, and zero times NaN is NaN: in outputs and in gradients.
@@ -67,6 +66,15 @@ def interval_attention(
         out, lse = _attend(q, k, v, mask, scale, impl, config)
     out = _zero(unused_row, out)
     return (out, lse) if return_lse else out
+
+
+def refusal(
+    impl: str, q: jax.ShapeDtypeStruct, k: jax.ShapeDtypeStruct, mask: IntervalMask
+) -> str | None:
+    """Says in a sentence why `impl` cannot attend with these shapes and this mask, or None."""
+    reason = BACKENDS[impl].refusal(q, k, mask) if impl in BACKENDS else None
+    others = ", ".join(name for name in IMPLS if name != impl)
+    return reason and f"Attention {impl!r} {reason}; use one of: {others}."
 
 
 def two_stream_attention(

@@ -18,7 +18,7 @@ from aodiff.nn.attention import KVCache, Rows, decode_mask, last_valid
 from aodiff.nn.layers import Linear, Norm, along_last, lookup, matmul, normal_init, param, rotary
 from aodiff.nn.transformer import REMAT, layers, modulate
 from aodiff.partitioning import shard
-from pallas_kernels import IMPLS, causal_streams
+from pallas_kernels import IMPLS, causal_streams, refusal
 
 INJECTIONS = (
     "adaln",  # AO-GPT: modulation of every norm, arXiv 2506.19935
@@ -69,6 +69,10 @@ class AOGPTConfig:
                 f"Width {self.width} with {self.num_heads} heads does not give whole"
                 f"{' even' if self.rotary else ''} head sizes; change one of them."
             )
+        k = jax.ShapeDtypeStruct((1, self.num_heads, self.seq_len, self.head_dim), self.dtype)
+        q = k.update(shape=(*k.shape[:2], 1, *k.shape[2:]))
+        if reason := refusal(self.attention, q, k, causal_streams(self.seq_len, (False,))):
+            raise ValueError(f"model.attention: {reason}")
         if self.num_sinks not in ((1, 2) if self.rotary else (1,)):
             raise ValueError(
                 f"num_sinks={self.num_sinks} with {self.injection}; 2 sinks are for "
