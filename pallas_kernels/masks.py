@@ -62,7 +62,7 @@ def rank_streams(
         `jax.experimental.checkify.checkify`.
     """
     if debug:
-        _check(
+        require(
             jnp.all(jnp.sort(rank, axis=-1) == jnp.arange(rank.shape[-1])[None]),
             "Every row of rank must be a permutation of 0..L-1; leave debug off for groups.",
         )
@@ -77,7 +77,7 @@ def length_mask(lengths: jax.Array, length: int, *, streams: int = 1) -> Interva
       lengths: (B,) int32 in [0, length]; checked where the values are known, and inside jit under
         `jax.experimental.checkify.checkify`.
     """
-    _check(
+    require(
         jnp.all((lengths >= 0) & (lengths <= length)),
         f"Lengths must lie in [0, {length}], the number of rows.",
     )
@@ -125,7 +125,8 @@ def visible(mask: IntervalMask) -> jax.Array:
     return seen if lo is None else seen & (code >= lo[:, None, :, None])
 
 
-def _check(holds: jax.Array, message: str) -> None:
+def require(holds: jax.Array, message: str) -> None:
+    """Raises ValueError where `holds` is known and false, else leaves it to a checkify check."""
     if isinstance(holds, jax.core.Tracer):
         checkify.debug_check(holds, message)
     elif not holds:
