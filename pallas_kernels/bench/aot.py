@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
-from pallas_kernels.bench import schedule
+from pallas_kernels.bench import execute, prefetch, schedule
 from pallas_kernels.chips import CHIPS
 
 ENVIRONMENT = {
@@ -40,11 +41,23 @@ class StaticError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Case:
+    """A function to compile; `facts` is what the report should say about it besides (JSON)."""
+
+    function: Callable
+    arguments: list[Any]  # pytrees of jax.ShapeDtypeStruct, or of arrays whose values matter
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Compiled:
     """What the compiler says of one case."""
 
     kernels: list[schedule.Schedule]  # in program order
+    facts: dict[str, Any]
     compile_seconds: float
+    argument_bytes: int
+    output_bytes: int
     scratch_bytes: int
     optimal_seconds: float  # XLA's own cost model; says nothing about a Mosaic kernel
 
@@ -63,9 +76,9 @@ def compile_cases(source: str, topology: str, names: list[str] | None = None) ->
     """Compiles cases in a fresh process.
 
     Args:
-      source: a Python file or an importable module with `CASES`, a dict from a name to
-        (function, [jax.ShapeDtypeStruct, ...]) or to a function of no arguments returning that.
-        Every pallas_call needs a short, purely alphabetic name.
+      source: a Python file or an importable module with `CASES`, a mapping from a name to a
+        `Case`, to a pair of its function and arguments, or to a function returning either. Every
+        pallas_call needs a short, purely alphabetic name.
       topology: one of the table in `pallas_kernels.chips`.
       names: which cases; None means all.
 
@@ -135,53 +148,79 @@ def _child(source: str, topology: str, out: str, dumps: str, names: list[str]) -
     import libtpu
     import numpy as np
     from jax.experimental import topologies
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    name = CHIPS[check_topology(topology)].topology
-    described = topologies.get_topology_desc(platform="tpu", topology_name=name)
-    mesh = Mesh(np.array(described.devices[:1]), ("x",))
-    placed = NamedSharding(mesh, PartitionSpec())
+    chip = CHIPS[check_topology(topology)]
+    described = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology)
+    mesh = jax.sharding.Mesh(np.array(described.devices[:1]), ("x",))
     table = _load(source)
     cases, errors = {}, {}
     for case in names or table:
         try:
-            cases[case] = _compile(table[case], mesh, placed, pathlib.Path(dumps), jax)
+            cases[case] = _compile(
+                table[case], mesh, pathlib.Path(dumps), chip.cores_per_device, jax
+            )
         except Exception as error:  # one refused case must not cost the others
             errors[case] = f"{type(error).__name__}: {error}"[:2000]
     report = Report(topology, libtpu.__version__, cases, errors)
     pathlib.Path(out).write_text(json.dumps(dataclasses.asdict(report)))
 
 
-def _compile(case: Any, mesh: Any, placed: Any, dumps: pathlib.Path, jax: Any) -> Compiled:
-    for old in dumps.iterdir():
-        old.unlink()
+def _compile(case: Any, mesh: Any, dumps: pathlib.Path, cores: int, jax: Any) -> Compiled:
+    placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    _empty(dumps)
     # Lowerings inside a kernel ask for the device kind of the current mesh.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        function, arguments = case() if callable(case) else case
-        arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), arguments
+        case = case() if callable(case) else case
+        case = case if isinstance(case, Case) else Case(*case)
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), case.arguments
         )
         begin = time.perf_counter()
-        lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",))
-        compiled = lowered.compile()
+        traced = jax.jit(case.function).trace(*shapes)
+        compiled = traced.lower(lowering_platforms=("tpu",)).compile()
         seconds = time.perf_counter() - begin
-    kernels = [
-        schedule.read(
-            name,
-            _dump(dumps, name, "packed-bundles-post-ra"),
-            _dump(dumps, name, "pre-delay_hlo-static-per-bundle-utilization"),
-            _dump(dumps, name, "pre-finalize-registers-and-allocations"),
-        )
-        for name in _MOSAIC.findall(compiled.as_text())
-    ]
-    for old in dumps.iterdir():
-        old.unlink()
+    tables = prefetch.tables(traced.jaxpr, jax.tree.leaves(case.arguments))
+    kernels = []
+    for name in _MOSAIC.findall(compiled.as_text()):
+        base = name.split(".")[0]
+        first = next((i for i, (n, _) in enumerate(tables) if n == base), None)
+        kernels.append(_read(dumps, name, tables.pop(first)[1] if first is not None else [], cores))
+    _empty(dumps)
+    memory = compiled.memory_analysis()
     return Compiled(
         kernels=kernels,
+        facts=case.facts,
         compile_seconds=round(seconds, 2),
-        scratch_bytes=compiled.memory_analysis().temp_size_in_bytes,
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        scratch_bytes=memory.temp_size_in_bytes,
         optimal_seconds=(compiled.cost_analysis() or {}).get("optimal_seconds", 0.0),
     )
+
+
+def _read(folder: pathlib.Path, name: str, tables: list[Any], cores: int) -> schedule.Schedule:
+    """Reads one kernel's dumps and runs its scalar code, once for every core of the device."""
+    bundles = schedule.parse_bundles(_dump(folder, name, "packed-bundles-post-ra"))
+    use = schedule.parse_utilization(
+        _dump(folder, name, "pre-delay_hlo-static-per-bundle-utilization")
+    )
+    allocations = _dump(folder, name, "pre-finalize-registers-and-allocations")
+    cut = schedule.segments(bundles, use)
+    runs, why = [], ""
+    try:
+        for core in range(cores):
+            memory = execute.scalar_memory(allocations, tables, core)
+            runs.append(execute.segment_runs(execute.count(bundles, memory), cut))
+    except execute.UnknownBranch as error:
+        runs, why = [], f"{error}"
+    return schedule.Schedule(
+        name, cut, use.capacity, schedule.parse_vmem(allocations), runs=runs, why_unknown=why
+    )
+
+
+def _empty(folder: pathlib.Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
 
 
 def _dump(folder: pathlib.Path, kernel: str, kind: str) -> str:

@@ -7,7 +7,7 @@ each unit in the same cycles.
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 DELAY_SLOTS = 4  # bundles that still run after a branch
 
@@ -76,10 +76,18 @@ class Schedule:
     segments: list[Segment]
     capacity: dict[str, int]  # slots per cycle, by unit
     vmem_bytes: int
+    runs: list[list[int]]  # how often a core runs each segment, by core; empty if unknown
+    why_unknown: str = ""
 
-    def mxu_cycles(self, segment: Segment) -> float:
-        """Cycles the segment would take if only the MXUs limited it."""
-        return segment.units["MATMUL"] / self.capacity["MATMUL"]
+    def busy(self, segment: Segment, unit: str = "MATMUL") -> float:
+        """Cycles the segment would take if only this unit limited it."""
+        return segment.units[unit] / self.capacity[unit]
+
+    def total(self, measure: Callable[[Segment], float]) -> float:
+        """Sums a measure over every run of every segment, on all cores."""
+        return sum(
+            n * measure(x) for runs in self.runs for n, x in zip(runs, self.segments, strict=True)
+        )
 
 
 def parse_bundles(text: str) -> list[Bundle]:
@@ -149,32 +157,3 @@ def segments(bundles: Sequence[Bundle], use: Utilization) -> list[Segment]:
             )
         )
     return found
-
-
-def read(name: str, bundles: str, utilization: str, allocations: str) -> Schedule:
-    """Reads one kernel from the texts of its three dumps."""
-    use = parse_utilization(utilization)
-    return Schedule(
-        name, segments(parse_bundles(bundles), use), use.capacity, parse_vmem(allocations)
-    )
-
-
-def table(schedule: Schedule) -> str:
-    """One line per segment, as people read it."""
-    s = schedule
-    lines = [
-        f"{s.name}: {sum(x.cycles for x in s.segments)} bundles, VMEM {s.vmem_bytes / 2**20:.2f} "
-        f"MiB, {sum(x.spills for x in s.segments)} spills and fills",
-        "  bundles        depth  cycles vmatmul  MXU busy   lane red.  xpose  spills  "
-        "VALU  XLU VLOAD VSTORE  EUP  to",
-    ]
-    for x in s.segments:
-        share = {u: n / s.capacity[u] / x.cycles for u, n in x.units.items()}
-        lines.append(
-            f"  {x.start:5}..{x.stop:<6} {'>' * x.depth or '-':>4}{x.label:>3} {x.cycles:6} "
-            f"{x.vmatmul:7} {s.mxu_cycles(x):7.0f} {share['MATMUL']:4.0%} {x.lane_reductions:8} "
-            f"{x.transposes:6} {x.spills:7}  {share['VALU']:4.0%} {share['XLU']:4.0%} "
-            f"{share['VLOAD']:4.0%} {share['VSTORE']:5.0%} {share['EUP']:5.0%}  "
-            f"{'' if x.branch is None else x.branch}"
-        )
-    return "\n".join(lines)
