@@ -79,6 +79,6 @@ def compact(active: jax.Array) -> list[jax.Array]:
     """
     count = active.shape[-1]
     place = jnp.where(active, jnp.cumsum(active, axis=-1) - 1, count)
-    here = place[..., None, :] == jnp.arange(count)[:, None]
-    which = jnp.sum(jnp.where(here, jnp.arange(count), 0), axis=-1)
+    index = lambda axis: jax.lax.broadcasted_iota(jnp.int32, (1, 1, count, count), axis)
+    which = jnp.sum(jnp.where(place[..., None, :] == index(2), index(3), 0), axis=-1)
     return [x.astype(jnp.int32).reshape(-1) for x in (jnp.sum(active, axis=-1), which)]

@@ -1,0 +1,352 @@
+"""Forward attention for TPUs: one KV head stays in VMEM while query blocks pass by.
+
+All query streams of a block are rows of the same score tiles. Statistics of a row are replicated
+over 128 lanes; scores, exponents and sums are float32, exponentials base 2.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels import lowering
+from pallas_kernels.blocks import active_tiles, compact, pad, padded_vectors, round_up
+from pallas_kernels.config import AttentionConfig
+from pallas_kernels.lowering import LANES, NN, NT
+from pallas_kernels.masks import IntervalMask
+from pallas_kernels.reference import DEAD
+
+LN2 = math.log(2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Static facts of a kernel."""
+
+    streams: int
+    bq: int
+    bk: int
+    rc: int
+    piped: bool
+    unroll: int
+    scale2: float  # of scores whose exponential is base 2
+    exact: bool  # float32 inputs: no rounding of operands
+    strict: tuple[bool, ...] | None  # of a causal mask
+    query_blocks: int
+    key_blocks: int
+    batched: bool  # every example has its own mask
+
+    @property
+    def chunks(self) -> list[tuple[int, int, int]]:
+        """(stream, first row, rows): what one step of the softmax works on."""
+        starts = range(0, self.bq, self.rc)
+        return [(s, r, min(self.rc, self.bq - r)) for s in range(self.streams) for r in starts]
+
+
+class Refs(NamedTuple):
+    """q, o (S, bq, D); k, v (Lk, D); lse (S, 1, bq); top, total (S, bq, 128); acc (S, bq, D)."""
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+    top: Any
+    total: Any
+    acc: Any
+
+
+class Tile(NamedTuple):
+    """Scores of one chunk of rows against some keys; `first` of its rows has no running state."""
+
+    stream: int
+    row: int
+    rows: int
+    key: Any
+    keys: int
+    first: bool
+    seen: Callable[[], jax.Array] | None  # (rows, keys) bool
+
+    @property
+    def at(self) -> tuple:
+        return (self.stream, pl.ds(self.row, self.rows))
+
+
+def forward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: IntervalMask,
+    *,
+    scale: float,
+    config: AttentionConfig,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention with a head's keys and values resident in VMEM.
+
+    Args:
+      q: (B, H, S, L, D). k, v: (B, Hkv, Lk, D), H a multiple of Hkv; values of keys that no row
+        sees must be finite.
+      mask: who sees whom. scale: of the scores. config: block sizes.
+
+    Returns:
+      (B, H, S, L, D) in the dtype of q, zero in rows that see no key, and log sum exp
+      (B, H, S, L) float32, natural, `DEAD` in those rows.
+
+    Raises:
+      ValueError: VMEM cannot hold the keys and values of a head.
+    """
+    batch, heads, streams, length, dim = q.shape
+    group = heads // k.shape[1]
+    plan = _plan(q, k, mask, scale, config)
+    rows, keys = plan.query_blocks * plan.bq, plan.key_blocks * plan.bk
+    q, k, v = pad(q, 3, rows), pad(k, 2, keys), pad(v, 2, keys)
+    blocks = [
+        (q, (None, None, streams, plan.bq, dim), lambda b, n, g, i: (b, n * group + g, 0, i, 0)),
+        (k, (None, None, keys, dim), lambda b, n, g, i: (b, n, 0, 0)),
+        (v, (None, None, keys, dim), lambda b, n, g, i: (b, n, 0, 0)),
+    ]
+    tables = []
+    if mask.kind == "interval":
+        code, hi, lo = padded_vectors(mask, rows, keys)
+        tables = compact(active_tiles(code, hi, lo, plan.bq, plan.bk))
+        spread = lambda x: jnp.broadcast_to(x[..., None], (*x.shape, LANES))
+        own = lambda b: b if plan.batched else 0
+        blocks.append((code[:, None], (None, 1, keys), lambda b, n, g, i: (own(b), 0, 0)))
+        blocks.append(
+            (spread(hi), (None, streams, plan.bq, LANES), lambda b, n, g, i: (own(b), 0, i, 0))
+        )
+        if lo is not None:
+            blocks.append((spread(lo), (None, plan.bq, LANES), lambda b, n, g, i: (own(b), i, 0)))
+    out = [
+        (jax.ShapeDtypeStruct(q.shape, q.dtype), *blocks[0][1:]),
+        (
+            jax.ShapeDtypeStruct((batch, heads, streams, 1, rows), jnp.float32),
+            (None, None, streams, 1, plan.bq),
+            lambda b, n, g, i: (b, n * group + g, 0, 0, i),
+        ),
+    ]
+    scratch = [((streams, plan.bq, columns), jnp.float32) for columns in (LANES, LANES, dim)]
+    lowering.check_vmem(
+        f"Attention over {keys} resident keys of size {dim}",
+        lowering.vmem_bytes(
+            [(tuple(n or 1 for n in shape), x.dtype) for x, shape, _ in blocks + out],
+            scratch,
+            4 * plan.rc * plan.bk * 4,
+        ),
+        config,
+    )
+    spec = lambda shape, index: pl.BlockSpec(shape, lambda *ids: index(*ids[:4]))
+    o, lse = pl.pallas_call(
+        functools.partial(_interval_kernel if tables else _causal_kernel, plan=plan),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(tables),
+            grid=(batch, k.shape[1], group, plan.query_blocks),
+            in_specs=[spec(*b[1:]) for b in blocks],
+            out_specs=[spec(*b[1:]) for b in out],
+            scratch_shapes=[pltpu.VMEM(*s) for s in scratch],
+        ),
+        out_shape=[b[0] for b in out],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=config.vmem,
+        ),
+        cost_estimate=_cost(q, k, plan),
+        interpret=lowering.interpret(config),
+        name=f"fwd{mask.kind}",
+    )(*tables, *(b[0] for b in blocks))
+    return o[:, :, :, :length], lse[:, :, :, 0, :length]
+
+
+def _plan(q: jax.Array, k: jax.Array, mask: IntervalMask, scale: float, config: AttentionConfig):
+    causal = mask.kind == "causal"
+    # The diagonal of a causal mask is cut into blocks of bq, so bk has to divide those.
+    bk = math.gcd(config.bq, config.bk) if causal else config.bk
+    query_blocks = round_up(q.shape[3], config.bq) // config.bq
+    return Plan(
+        streams=q.shape[2],
+        bq=config.bq,
+        bk=bk,
+        rc=config.rc,
+        piped=config.order == "piped",
+        unroll=config.unroll,
+        scale2=scale / LN2,
+        exact=q.dtype == jnp.float32,
+        strict=mask.strict,
+        query_blocks=query_blocks,
+        key_blocks=query_blocks * config.bq // bk if causal else round_up(k.shape[2], bk) // bk,
+        batched=not causal and mask.code.shape[0] > 1,
+    )
+
+
+def _cost(q: jax.Array, k: jax.Array, plan: Plan) -> pl.CostEstimate:
+    """Of all pairs, or half of them for a causal mask."""
+    pairs = q.size // q.shape[-1] * k.shape[2] // (1 if plan.strict is None else 2)
+    return pl.CostEstimate(
+        flops=4 * pairs * q.shape[-1],
+        transcendentals=pairs,
+        bytes_accessed=2 * (q.size + k.size) * q.dtype.itemsize,
+    )
+
+
+def run(tiles: list[Tile], refs: Refs, plan: Plan) -> None:
+    """Works through tiles; "piped" issues the next product before the softmax of the last."""
+    waiting = []
+    for tile in tiles:
+        waiting.append((tile, _scores(tile, refs, plan)))
+        if not plan.piped or len(waiting) > 1:
+            _absorb(*waiting.pop(0), refs, plan)
+    for item in waiting:
+        _absorb(*item, refs, plan)
+
+
+def _scores(tile: Tile, refs: Refs, plan: Plan) -> jax.Array:
+    k = refs.k[pl.ds(tile.key, tile.keys)]
+    scores = lowering.product(refs.q[tile.at], k, NT, exact=plan.exact) * plan.scale2
+    return scores if tile.seen is None else jnp.where(tile.seen(), scores, DEAD)
+
+
+def _absorb(tile: Tile, scores: jax.Array, refs: Refs, plan: Plan) -> None:
+    """One step of the online softmax."""
+    top = jnp.broadcast_to(jnp.max(scores, axis=1, keepdims=True), (tile.rows, LANES))
+    if not tile.first:
+        before = refs.top[tile.at]
+        top = jnp.maximum(before, top)
+    p = jnp.exp2(scores - lanes(top, tile.keys))
+    # The MXU rounds to bfloat16 by itself at the same rate, packing p only costs vector slots.
+    v = refs.v[pl.ds(tile.key, tile.keys)].astype(jnp.float32)
+    out = lowering.product(p, v, NN, exact=plan.exact)
+    total = jnp.broadcast_to(jnp.sum(p, axis=1, keepdims=True), (tile.rows, LANES))
+    if not tile.first:
+        shrink = jnp.exp2(before - top)
+        out += refs.acc[tile.at] * lanes(shrink, out.shape[1])
+        total += refs.total[tile.at] * shrink
+    refs.top[tile.at], refs.total[tile.at], refs.acc[tile.at] = top, total, out
+
+
+def finish(refs: Refs, plan: Plan) -> None:
+    """Normalises; rows that saw no key become zero."""
+    for stream, row, rows in plan.chunks:
+        at = (stream, pl.ds(row, rows))
+        top, total = refs.top[at], refs.total[at]
+        inverse = jnp.where(top > DEAD / 2, _reciprocal(total, plan), 0.0)
+        out = refs.acc[at] * lanes(inverse, refs.acc.shape[-1])
+        refs.o[at] = out.astype(refs.o.dtype)
+        top, total = _as_row(top), _as_row(total)
+        lse = jnp.where(top > DEAD / 2, (top + jnp.log2(total)) * LN2, DEAD)
+        refs.lse[stream, :, pl.ds(row, rows)] = lse
+
+
+def write_dead(refs: Refs) -> None:
+    """The result of rows without any key."""
+    refs.o[...] = jnp.zeros(refs.o.shape, refs.o.dtype)
+    refs.lse[...] = jnp.full(refs.lse.shape, DEAD, jnp.float32)
+
+
+def lanes(x: jax.Array, count: int) -> jax.Array:
+    """Lane-replicated (rows, 128) as (rows, count)."""
+    if count <= LANES:
+        return x[:, :count]
+    return jnp.concatenate([x] * (count // LANES), axis=1)
+
+
+def _reciprocal(x: jax.Array, plan: Plan) -> jax.Array:
+    if plan.exact:
+        return 1.0 / x
+    guess = pl.reciprocal(x, approx=True)
+    return guess * (2.0 - x * guess)  # Newton
+
+
+def _as_row(x: jax.Array) -> jax.Array:
+    """Lane-replicated (rows, 128) as (1, rows): rows are 16 times smaller in HBM, and a transpose
+    costs more than the diagonals."""
+    square = (LANES, LANES)
+    diagonal = lax.broadcasted_iota(jnp.int32, square, 0) == lax.broadcasted_iota(
+        jnp.int32, square, 1
+    )
+    blocks = [x[r : r + LANES] for r in range(0, x.shape[0], LANES)]
+    rows = [jnp.sum(jnp.where(diagonal, b, 0.0), axis=0, keepdims=True) for b in blocks]
+    return jnp.concatenate(rows, axis=1)
+
+
+def _sweep(count: jax.Array, tiles: Callable[[Any], list[Tile]], refs: Refs, plan: Plan) -> None:
+    """Runs tiles(0), ..., tiles(count - 1)."""
+    n = plan.unroll
+
+    def step(t, _):
+        run([tile for u in range(n) for tile in tiles(t * n + u)], refs, plan)
+
+    lax.fori_loop(0, count // n if n == 1 else lax.shift_right_logical(count, 1), step, None)
+    if n == 2:
+        pl.when(count & 1 == 1)(lambda: run(tiles(count - 1), refs, plan))
+
+
+def _causal_kernel(*refs: Any, plan: Plan) -> None:
+    """The diagonal goes first: it needs the mask and is cut to what it sees, a chunk at a time; all
+    keys before it are seen by all rows."""
+    refs = Refs(*refs)
+    start = pl.program_id(3) * plan.bq
+
+    def diagonal(stream, row, rows, key):
+        keys = min(plan.bk, row + rows - key)
+        offset = row - key - plan.strict[stream]
+
+        def seen():
+            ahead = lax.broadcasted_iota(jnp.int32, (rows, keys), 1) - lax.broadcasted_iota(
+                jnp.int32, (rows, keys), 0
+            )
+            return ahead <= offset
+
+        mask = seen if offset < keys - 1 else None
+        return Tile(stream, row, rows, aligned(start + key), keys, key == 0, mask)
+
+    run(
+        [diagonal(*c, key) for c in plan.chunks for key in range(0, c[1] + c[2], plan.bk)],
+        refs,
+        plan,
+    )
+    before = lambda j: [Tile(*c, aligned(j * plan.bk), plan.bk, False, None) for c in plan.chunks]
+    _sweep(pl.program_id(3) * (plan.bq // plan.bk), before, refs, plan)
+    finish(refs, plan)
+
+
+def _interval_kernel(
+    counts: Any, order: Any, q: Any, k: Any, v: Any, code: Any, hi: Any, *rest: Any, plan: Plan
+) -> None:
+    """Works through the list of active key blocks, masked by code (1, Lk), hi (S, bq, 128) and
+    perhaps lo (bq, 128), the first of `rest`."""
+    lo = rest[0] if len(rest) > 5 else None
+    refs = Refs(q, k, v, *rest[-5:])
+    block = pl.program_id(3)
+    if plan.batched:
+        block += pl.program_id(0) * plan.query_blocks
+    count = counts[block]
+
+    def tiles(t, first=False):
+        key = aligned(order[block * plan.key_blocks + t] * plan.bk)
+
+        def seen(stream, row, rows):
+            codes = code[:, pl.ds(key, plan.bk)]
+            at = pl.ds(row, rows)
+            below = codes <= lanes(hi[stream, at], plan.bk)
+            return below if lo is None else below & (codes >= lanes(lo[at], plan.bk))
+
+        return [Tile(*c, key, plan.bk, first, functools.partial(seen, *c)) for c in plan.chunks]
+
+    @pl.when(count > 0)
+    def _():
+        run(tiles(0, first=True), refs, plan)
+        _sweep(count - 1, lambda t: tiles(t + 1), refs, plan)
+        finish(refs, plan)
+
+    pl.when(count == 0)(lambda: write_dead(refs))
+
+
+def aligned(start: Any) -> Any:
+    return pl.multiple_of(start, LANES)
