@@ -226,7 +226,7 @@ def _check(q, k_cache, v_cache, lengths, q_limit, impl) -> None:
     batch, queries, heads, dim = q.shape
     if (batch, dim) != (k_cache.shape[0], k_cache.shape[3]) or heads % k_cache.shape[1]:
         raise ValueError(
-            f"Cached attention needs the same B and D in q (B,T,H,D) and caches (B,Hkv,Smax,D), and "
+            "Cached attention needs the same B and D in q (B,T,H,D) and caches (B,Hkv,Smax,D), and "
             f"H a multiple of Hkv, got {shapes}."
         )
     if not q.dtype == k_cache.dtype == v_cache.dtype:
