@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.blocks import active_tiles, hull, pad, padded_vectors, round_up
+from pallas_kernels.blocks import active_tiles, hull, pad, padded_vectors
 from pallas_kernels.config import AttentionConfig
 from pallas_kernels.masks import IntervalMask
 from pallas_kernels.reference import DEAD

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from pallas_kernels import kernels, splash
+from pallas_kernels import blocked, kernels, splash
 from pallas_kernels.config import MIN_LENGTH, AttentionConfig
 from pallas_kernels.dense import dense_attention
 from pallas_kernels.masks import NEVER_SEEN, SEES_NOTHING, IntervalMask, visible
 from pallas_kernels.reference import DEAD
 
 # Each has forward, backward and refusal(q, k, mask): why it cannot do that, or None.
-BACKENDS = {"pallas": kernels, "splash": splash}
+BACKENDS = {"pallas": kernels, "splash": splash, "xla_blocked": blocked}
 IMPLS = ("auto", "xla_dense", *BACKENDS)
 PLATFORMS = {"pallas": "tpu", "splash": "tpu", "cudnn": "gpu"}  # the others run anywhere
 LOG2_E = float(np.log2(np.e))
