@@ -163,9 +163,9 @@ def _resolve(q, k, mask, config) -> str:
     if max(q.shape[3], k.shape[2]) < MIN_LENGTH and config is None:
         impl = "xla_dense"
     elif kernels.refusal(q, k, mask) is None:
-        impl = "xla_dense"
+        impl = "pallas/xla_blocked"
     else:
-        impl = "xla_dense"
+        impl = "xla_blocked"
     _log_once(impl, q.shape[3], k.shape[2], q.shape[4], q.dtype.name)
     return impl
 
