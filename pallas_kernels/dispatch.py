@@ -54,7 +54,7 @@ def interval_attention(
     impl = _resolve(q, k, mask, config) if impl == "auto" else impl
     if reason := refusal(impl, q, k, mask):
         raise ValueError(reason)
-    unused_row = unused_key = None
+    unused_row = None
     if mask.kind == "interval":
         # Nothing in padding may matter, and zero times NaN is NaN: in outputs and in gradients.
         unused_row = (mask.hi == SEES_NOTHING)[:, None, :, :, None]
@@ -64,7 +64,8 @@ def interval_attention(
         out, lse = dense_attention(q, k, v, visible(mask), scale=scale, return_lse=True)
     else:
         out, lse = _attend(q, k, v, mask, scale, impl, config)
-    out = _zero(unused_row, out)
+    if unused_row is not None:
+        out, lse = _zero(unused_row, out), jnp.where(unused_row[..., 0], DEAD, lse)
     return (out, lse) if return_lse else out
 
 
@@ -118,7 +119,7 @@ def two_stream_attention(
 
 
 def _zero(where, x):
-    return x if where is None else jnp.where(where, jnp.zeros((), x.dtype), x)
+    return jnp.where(where, jnp.zeros((), x.dtype), x)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
@@ -149,9 +150,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _by_platform(impl, what, config, *args, scale):
-    call = lambda name: functools.partial(
-        getattr(BACKENDS[name], what), scale=scale, config=config
-    )
+    call = lambda name: functools.partial(getattr(BACKENDS[name], what), scale=scale, config=config)
     first, *rest = impl.split("/")
     if not rest:
         return call(first)(*args)
