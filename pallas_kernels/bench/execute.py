@@ -83,6 +83,7 @@ class _Machine:
         self.names: dict[str, Value] = {}
         self.registers: dict[str, Value] = {}  # physical, which is what a phi reads
         self.memory: dict[tuple[str, int], Value] = dict(memory)
+        self.tables = frozenset(memory)
 
     def read(self, token: str) -> Value:
         if token.startswith("%"):
@@ -111,6 +112,14 @@ class _Machine:
                 offset += value
         return None if base is None else (base, offset)
 
+    def store(self, address: str, value: Value) -> None:
+        where = self.address(address)
+        if where is None:
+            raise UnknownBranch(f"A scalar is stored at [{address}], which is unknown.")
+        # A table of one word arrives in a register, whose value is unknown, and is stored then.
+        if value is not None or where not in self.tables:
+            self.memory[where] = value
+
     def run(self, instruction: tuple[Any, ...]) -> int | None:
         """Runs one instruction; returns the target of a branch that is taken."""
         name, op, suffix, predicate, address, args = instruction
@@ -126,7 +135,7 @@ class _Machine:
                 return args if holds else None
             if holds is None:  # perhaps: then the value is unknown
                 if op == "sst":
-                    self.memory[self.address(address)] = None
+                    self.store(address, None)
                 elif name:
                     self.write(name, None)
                 return None
@@ -137,7 +146,7 @@ class _Machine:
         if op == "sbr":
             return args
         if op == "sst":
-            self.memory[self.address(address)] = self.read(args[0])
+            self.store(address, self.read(args[0]))
         elif op == "sld":
             self.write(name, self.memory.get(self.address(address)))
         elif name:

@@ -1,0 +1,219 @@
+"""What a head costs, from the schedules of its kernels and how often their segments run."""
+
+import dataclasses
+from typing import Any
+
+from pallas_kernels.bench.aot import Compiled, Report, StaticError
+from pallas_kernels.bench.cases import KINDS, splash_names
+from pallas_kernels.bench.schedule import Schedule, Segment
+from pallas_kernels.chips import CHIPS, Chip
+
+PRODUCTS = {"forward": 2, "backward": 5}  # per pair of a query and a key, D multiply-adds each
+SLOTS = ("VALU", "XLU", "VLOAD", "VSTORE", "EUP")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One kernel on one generation. Cycles and times are of one head with all its streams, on one
+    core, in the static schedule; nothing was run on hardware."""
+
+    kernel: str
+    generation: str
+    length: int
+    dim: int
+    dtype: str
+    config: dict[str, Any]
+    libtpu: str
+    cycles: float
+    mxu_cycles: float  # the floor: with the MXUs always busy
+    loop_cycles: int  # one pass of the innermost loop
+    outside_tiles: float  # share of cycles in segments without any product
+    masked: float | None  # share of the products that is spent on pairs that nobody sees
+    slots: dict[str, float]  # share of the slots used, in segments with products
+    cores: int  # of the device, which the kernel keeps busy
+    spills: int  # instructions, in the whole program
+    vmem_bytes: int
+    hbm_bytes: float
+    microseconds: float  # of the schedule or of HBM traffic, whichever is longer
+    hbm_microseconds: float
+    tflops: float | None  # useful, per chip
+    compile_seconds: float
+    splash: str | None = None  # the best case
+    splash_cycles: float | None = None
+    splash_cores: int | None = None
+    dense_microseconds: float | None = None  # per head on one device, XLA's own lower bound
+    dense_ratio: float | None = None  # device time of dense XLA over ours
+
+    @property
+    def ratio(self) -> float | None:
+        """Of our cycles to splash's."""
+        return self.cycles / self.splash_cycles if self.splash_cycles else None
+
+    @property
+    def mxu_share(self) -> float:
+        return self.mxu_cycles / self.cycles
+
+
+def in_loop(segment: Segment) -> int:
+    """Cycles of a segment, not counting what is run once per call and not per step."""
+    return segment.cycles if segment.depth else 0
+
+
+def cycles_per_head(kernel: Schedule, heads: int) -> float:
+    """Mean over the heads of a call; raises StaticError if it is unknown how often what runs."""
+    if not kernel.runs:
+        raise StaticError(f"The cycles of kernel {kernel.name!r} are unknown: {kernel.why_unknown}")
+    return kernel.total(in_loop) / heads
+
+
+def busy_cores(kernel: Schedule) -> int:
+    """How many cores of the device run any product."""
+    products = [x.vmatmul for x in kernel.segments]
+    return sum(any(n * m for n, m in zip(r, products, strict=True)) for r in kernel.runs)
+
+
+def floor(way: str, pairs: float, dim: int, chip: Chip) -> tuple[float, float]:
+    """Least and most MXU cycles of the products of `pairs`; the orientation of a product matters.
+
+    bfloat16 operands; `pairs` in tiles whose sides are multiples of the MXU's width.
+    """
+    side = 256
+    scores = chip.mxu_cycles(side, dim, side)  # q k', both orientations
+    values = [chip.mxu_cycles(side, side, dim), chip.mxu_cycles(dim, side, side)]  # p v, or its '
+    one = {"forward": 1, "backward": 2}[way]
+    rest = PRODUCTS[way] - one
+    scale = pairs / side**2
+    return tuple(scale * (one * scores + rest * f(values)) for f in (min, max))
+
+
+def reconcile(kernel: Schedule, way: str, facts: dict[str, Any], dim: int, chip: Chip) -> None:
+    """Checks that the products that run are those the mask needs, and no more than its tiles hold.
+
+    Raises:
+      StaticError: they are not, so the segments or their runs are misread.
+    """
+    measured = kernel.total(kernel.busy) / facts["heads"]
+    least = floor(way, facts["visible_pairs"], dim, chip)[0]
+    most = floor(way, facts["tile_pairs"], dim, chip)[1]
+    if not 0.99 * least <= measured <= 1.01 * most:
+        raise StaticError(
+            f"Kernel {kernel.name!r} keeps the MXUs busy for {measured:.0f} cycles per head, but "
+            f"its mask needs {least:.0f} and its tiles hold {most:.0f}; the schedule is misread."
+        )
+
+
+def rows(report: Report, kinds: list[str], lengths: list[int], dim: int, dtype: str) -> list[Row]:
+    """Rows of every kind, way and length of one topology that could be compiled.
+
+    Raises:
+      StaticError: a schedule is misread.
+    """
+    found = []
+    for kind in kinds:
+        for length in lengths:
+            forward = None
+            for way in PRODUCTS:
+                name = f"own/{kind}/{way}/{length}/{dim}/{dtype}"
+                if name not in report.cases:
+                    continue
+                row = _row(report, name)
+                row = _with_splash(row, report, KINDS[kind].splash, way)
+                dense = report.cases.get(name.replace("own", "dense"))
+                if dense and (way == "forward" or forward):
+                    row = _with_dense(row, forward, dense)
+                forward = row if way == "forward" else None
+                found.append(row)
+    for length in lengths:
+        name = f"cached/{length}/{dim}/{dtype}"
+        if name in report.cases:
+            found.append(_row(report, name))
+    return found
+
+
+def _row(report: Report, name: str) -> Row:
+    case, chip = report.cases[name], CHIPS[report.generation]
+    *what, length, dim, dtype = name.split("/")
+    length, dim = int(length), int(dim)
+    (kernel,) = case.kernels
+    way, heads = what[-1], case.facts["heads"]
+    cycles = cycles_per_head(kernel, heads)
+    masked = tflops = None
+    floor_cycles = kernel.total(kernel.busy) / heads
+    hbm_bytes = (case.argument_bytes + case.output_bytes) / heads
+    microseconds = cycles / chip.clock_ghz / 1e3
+    hbm = hbm_bytes / chip.core_hbm_gbps / 1e3
+    if way in PRODUCTS:
+        pairs = case.facts["visible_pairs"]
+        if dtype == "bfloat16":
+            reconcile(kernel, way, case.facts, dim, chip)
+            masked = 1 - pairs / case.facts["tile_pairs"]
+        useful = 2 * PRODUCTS[way] * dim * pairs
+        tflops = useful * chip.cores / max(microseconds, hbm) / 1e6
+    tiles = lambda measure: kernel.total(lambda x: measure(x) if x.vmatmul else 0)
+    used = lambda unit: tiles(lambda x: kernel.busy(x, unit)) / tiles(lambda x: x.cycles)
+    return Row(
+        kernel=" ".join(what[1:]) or "cached",
+        generation=chip.name,
+        length=length,
+        dim=dim,
+        dtype=dtype,
+        config=case.facts.get("config", {}),
+        libtpu=report.libtpu,
+        cycles=cycles,
+        mxu_cycles=floor_cycles,
+        loop_cycles=loop_cycles(kernel),
+        outside_tiles=1 - tiles(in_loop) / kernel.total(in_loop),
+        masked=masked,
+        slots={unit: used(unit) for unit in SLOTS},
+        cores=busy_cores(kernel),
+        spills=sum(x.spills for x in kernel.segments),
+        vmem_bytes=kernel.vmem_bytes,
+        hbm_bytes=hbm_bytes,
+        microseconds=max(microseconds, hbm),
+        hbm_microseconds=hbm,
+        tflops=tflops,
+        compile_seconds=case.compile_seconds,
+    )
+
+
+def loop_cycles(kernel: Schedule) -> int:
+    """Cycles of the deepest loop with products in it: the figure to watch for regressions."""
+    bodies = [x for x in kernel.segments if x.vmatmul]
+    depth = max((x.depth for x in bodies), default=0)
+    return max((x.cycles for x in bodies if x.depth == depth), default=0)
+
+
+def splash_cycles(case: Compiled, way: str) -> tuple[float, int]:
+    """Cycles per head of a call to splash attention, and the cores it keeps busy."""
+    kernels = [k for k in case.kernels if ("_fwd_" in k.name) == (way == "forward")]
+    cycles = sum(cycles_per_head(k, case.facts["heads"]) for k in kernels)
+    return cycles, min(busy_cores(k) for k in kernels)
+
+
+def _with_splash(row: Row, report: Report, variant: str | None, way: str) -> Row:
+    if variant is None:
+        return row
+    calls = splash_names(variant, row.length, row.dim, row.dtype)
+    costs = {}
+    for name in calls.keys() & report.cases.keys():
+        cycles, cores = splash_cycles(report.cases[name], way)
+        costs[name] = (calls[name] * cycles, cores)
+    if not costs:
+        return row
+    best = min(costs, key=costs.get)
+    _, mask, *_, blocks = best.split("/")
+    return dataclasses.replace(
+        row,
+        splash=f"{blocks} {mask} x{calls[best]}",
+        splash_cycles=costs[best][0],
+        splash_cores=costs[best][1],
+    )
+
+
+def _with_dense(row: Row, forward: Row | None, dense: Compiled) -> Row:
+    """Dense XLA; a backward is compared together with its forward, and so is ours."""
+    if dense.optimal_seconds <= 0:  # the cost model says so on occasion
+        return row
+    ours = sum(r.microseconds / r.cores for r in (row, forward) if r)
+    theirs = dense.optimal_seconds * 1e6 / dense.facts["heads"]
+    return dataclasses.replace(row, dense_microseconds=theirs, dense_ratio=theirs / ours)
