@@ -11,6 +11,7 @@ from pallas_kernels.chips import CHIPS, generation_of
 
 HEAD_SIZES = (64, 128, 256)  # what the kernels take; other sizes are padded up to the next
 DTYPES = (jnp.bfloat16, jnp.float32)
+TILE = 128  # block sizes are multiples of this, the lanes of a register
 MIN_LENGTH = 256  # shorter sequences: dense scores are as fast
 
 
@@ -37,6 +38,11 @@ class AttentionConfig:
     vmem: int
     interpret: bool | Literal["tpu"] = False
 
+    def __post_init__(self) -> None:
+        for name in ("bq", "bk", "bwd_bq", "bwd_bk"):
+            if (size := getattr(self, name)) < TILE or size % TILE:
+                raise ValueError(f"Block size {name} must be a multiple of {TILE}, got {size}.")
+
 
 def current_generation() -> str:
     """The generation compiled for: of the mesh in scope or of the default device, else v5p."""
@@ -55,6 +61,10 @@ def default_config(
       changes: fields of AttentionConfig to set otherwise.
     """
     generation = generation or current_generation()
+    if generation not in CHIPS:
+        raise ValueError(
+            f"TPU generation {generation!r} is unknown; use one of: {', '.join(CHIPS)}."
+        )
     wide = generation in ("v6e", "tpu7x")
     bq = min(1024 // streams, round_up(rows, 128))
     bk = min(512, round_up(keys, 128))
