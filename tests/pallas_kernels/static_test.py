@@ -1,0 +1,273 @@
+"""Static schedules: reading dumps, running their scalar code, the pairs a mask needs, libtpu."""
+
+import importlib.util
+import textwrap
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.bench import aot, cost, execute, prefetch, schedule
+from pallas_kernels.bench.cases import KINDS, splash_names, tile_pairs, visible_pairs
+from pallas_kernels.chips import CHIPS, generation_of
+from pallas_kernels.config import default_config
+from pallas_kernels.masks import visible
+
+# Per step i of three: the inner loop runs table[i] times, or is jumped over when that is zero.
+BUNDLES = """\
+= control target key start
+LB: loop body
+
+     0   :  { %s1_s0 = smov.u32 0 /* a comment; with ;; and } in it */  ;;  %s2_s9 = inlined_call_operand.hbm [shape: f32[8,128]] }
+   0x1 LB: > { %s3_s0 = sphi %s1_s0, %s4_s0  ;;  %v1_v0 = vld [vmem:[#allocation5] sm:$0xff] /* window
+of two lines */ }
+   0x2   : > { %s5_s1 = sld [smem:[#allocation3 + %s3_s0]]  ;;  %s6_s2 = smov.u32 0 }
+   0x3   : > { %p1_p0 = scmp.le.s32.totalorder %s5_s1, 0 }
+   0x4   : > { %10 = sbr.rel (%p1_p0) target bundleno = 17 (0x11), region = 3 }
+   0x5   :  {}
+   0x6   :  {}
+   0x7   :  {}
+   0x8   :  {}
+   0x9 LB: >> { %s7_s2 = sphi %s6_s2, %s8_s2  ;;  %11 = vmatmul.bf16.gmra.mxu0 %v1_v0 }
+   0xa   : >> { %s8_s2 = sadd.s32 1, %s7_s2  ;;  %v2_v1 = vmax.xlane.f32.xlu0 %v1_v0 }
+   0xb   : >> { %p2_p1 = scmp.ge.s32.totalorder %s8_s2, %s5_s1 }
+   0xc   : >> { %12 = sbr.rel (!%p2_p1) target bundleno = 9 (0x9), region = 4 }
+   0xd   :  {}
+   0xe   :  {}
+   0xf   : >> { %13 = vmatmul.bf16.gmra.mxu0 %v1_v0 }
+  0x10   :  {}
+  0x11 PF: > { %s4_s0 = sadd.s32 1, %s3_s0 }
+  0x12   : > { %p3_p2 = scmp.lt.s32.totalorder %s4_s0, 3 }
+  0x13   : > { %14 = sbr.rel (%p3_p2) target bundleno = 1 (0x1), region = 5 }
+  0x14   :  {}
+  0x15   :  {}
+  0x16   :  {}
+  0x17   :  {}
+  0x18   :  { %15 = vst [vmem:[#allocation6]] %v1_v0 }
+"""  # noqa: E501
+ALLOCATIONS = """\
+  #allocation3 [shape = 's32[3]{0}', space=smem, size = 0x200, scoped, tag = 'prefetched SMEM operand 0']
+  #allocation5 [shape = 'u8[4096]{0}', space=vmem, size = 0x1000, scoped, tag = 'input window']
+  #allocation6 [shape = 'u8[8192]{0}', space=vmem, size = 8192, scoped, tag = 'output window']
+"""  # noqa: E501
+
+
+def utilization(bundles: int, row: str = "2 0 0 1 0 0 0 3 0 4 0") -> schedule.Utilization:
+    header = (
+        "== CAPACTIY:\nMATMUL, MATPUSH, XLU, VALU, VPOP, EUP, VLOAD, VLOAD:FILL, VSTORE, "
+        "VSTORE:SPILL, SALU\n 4 4 3 4 2 1 3 3 1 1 2\n== UTILIZATION:\n"
+    )
+    return schedule.parse_utilization(header + "\n".join([row] * bundles))
+
+
+def kernel(table: list[int], bundles: str = BUNDLES) -> schedule.Schedule:
+    parsed = schedule.parse_bundles(bundles)
+    use = utilization(len(parsed))
+    cut = schedule.segments(parsed, use)
+    memory = execute.scalar_memory(ALLOCATIONS, [np.array(table, np.int32)])
+    runs = [execute.segment_runs(execute.count(parsed, memory), cut)]
+    return schedule.Schedule("k", cut, use.capacity, schedule.parse_vmem(ALLOCATIONS), runs)
+
+
+def test_segments_of_a_dump():
+    k = kernel([2, 0, 3])
+    assert [(s.start, s.stop, s.depth, s.label) for s in k.segments] == [
+        (0, 1, 0, ""),
+        (1, 9, 1, "LB"),
+        (9, 17, 2, "LB"),
+        (17, 24, 1, "PF"),
+        (24, 25, 0, ""),
+    ]
+    assert [s.vmatmul for s in k.segments] == [0, 0, 2, 0, 0]
+    assert [s.lane_reductions for s in k.segments] == [0, 0, 1, 0, 0]
+    assert [s.branch for s in k.segments] == [None, 17, 9, 1, None]
+    assert k.vmem_bytes == 4096 + 8192
+    body = k.segments[2]
+    assert (body.cycles, k.busy(body), body.spills) == (8, 8 * 2 / 4, 8 * (3 + 4))
+
+
+@pytest.mark.parametrize("table", [[2, 0, 3], [0, 0, 0], [1, 1, 1]])
+def test_runs_are_those_of_the_tables(table):
+    k = kernel(table)
+    assert k.runs == [[1, 3, sum(table), 3, 1]]
+    assert k.total(lambda x: x.cycles) == 1 + 3 * 8 + sum(table) * 8 + 3 * 7 + 1
+    assert k.total(lambda x: x.vmatmul) == 2 * sum(table)
+
+
+def test_an_unknown_branch_is_refused():
+    with pytest.raises(execute.UnknownBranch, match="%p1_p0, whose value is unknown"):
+        bundles = schedule.parse_bundles(BUNDLES)
+        execute.count(bundles, execute.scalar_memory(ALLOCATIONS, []))
+    with pytest.raises(execute.UnknownBranch, match="depends on %p1_p0"):
+        kernel([1, 1, 1], BUNDLES.replace("sld [smem:[#allocation3 + %s3_s0]]", "snew %s3_s0"))
+
+
+def test_a_dump_with_a_hole_is_refused():
+    with pytest.raises(ValueError, match="numbers bundle 10 as 0xb"):
+        schedule.parse_bundles("\n".join(x for x in BUNDLES.splitlines() if "0xa " not in x))
+
+
+def test_tables_as_they_lie_in_scalar_memory():
+    words = execute._words(np.array([[1, 2], [3, 4], [5, 6], [7, -1], [9, 10]], np.int8))
+    assert len(words) == 256
+    assert words[0] == 1 + (3 << 8) + (5 << 16) + (7 << 24)
+    assert words[1] == 2 + (4 << 8) + (6 << 16) - (1 << 24)
+    assert words[128] == 9 and words[129] == 10
+    words = execute._words(np.arange(6, dtype=np.int32).reshape(2, 3))
+    assert words[2] == 2 and words[128 + 1] == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("blocks", [(128, 256), (256, 128)])
+def test_pairs_and_tiles_against_enumeration(kind, blocks):
+    length = 512
+    mask = KINDS[kind].mask(length)
+    seen = np.asarray(visible(mask))
+    assert visible_pairs(mask) == seen.sum() / len(seen)
+    bq, bk = blocks
+    tiles = seen.reshape(len(seen), -1, length // bq, bq, length // bk, bk).any((1, 3, 5))
+    expected = tiles.sum() / len(seen) * bq * bk * mask.streams
+    assert tile_pairs(mask, length, bq, bk) == expected
+
+
+def test_uniform_lengths_are_the_mean_over_all_lengths():
+    length, block = 512, 256
+    by_length = [(-(-n // block) * block) ** 2 for n in range(1, length + 1)]
+    assert tile_pairs(KINDS["uniform_length"].mask(length), length, block, block) == np.mean(
+        by_length
+    )
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_floor_of_a_tile(name):
+    """The floors of kernels.md sections 9.1 and 10, of 512 x 512 tiles, D = 128."""
+    wide = name in ("v6e", "tpu7x")
+    assert cost.floor("forward", 512**2, 128, CHIPS[name])[1] == (512 if wide else 1024)
+    least, most = cost.floor("backward", 2 * 512**2, 128, CHIPS[name])
+    assert least <= (2 * 1152 if wide else 2 * 2560) <= most
+
+
+def test_products_that_do_not_match_the_mask_are_refused():
+    k = kernel([2, 1, 3])  # 6 passes of 8 cycles, half of the MXU slots
+    chip = CHIPS["v5p"]
+    busy = k.total(k.busy)
+    pairs = busy / cost.floor("forward", 1.0, 128, chip)[0]
+    facts = {"heads": 1, "visible_pairs": 0.7 * pairs, "tile_pairs": pairs}
+    cost.reconcile(k, "forward", facts, 128, chip)
+    for change in ({"visible_pairs": 1.1 * pairs}, {"tile_pairs": 0.9 * pairs}):
+        with pytest.raises(aot.StaticError, match="the schedule is misread"):
+            cost.reconcile(k, "forward", facts | change, 128, chip)
+
+
+def test_cycles_per_head_need_known_runs():
+    k = kernel([2, 1, 3])
+    assert cost.cycles_per_head(k, 2) == (3 * 8 + 6 * 8 + 3 * 7) / 2  # not what runs once per call
+    unknown = schedule.Schedule("k", k.segments, k.capacity, 0, [], "a branch")
+    with pytest.raises(aot.StaticError, match="unknown: a branch"):
+        cost.cycles_per_head(unknown, 1)
+
+
+def test_splash_candidates_are_legal():
+    for length in (512, 1024, 2048):
+        names = splash_names("two_stream", length, 128, "bfloat16")
+        assert {n.split("/")[1] for n in names} == {"causal", "interleaved"}
+        for name in names:
+            bq, bk, compute = map(int, name.split("/")[-1].split("x"))
+            assert length % bk == 0 and bk % compute == 0 and 2 * length % bq == 0
+
+
+def test_prefetched_tables_of_a_program():
+    import jax
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def call(table, x):
+        body = lambda table, x, o: o.__setitem__((...,), x[...] * table[0])
+        grid = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(1,))
+        return pl.pallas_call(body, out_shape=x, grid_spec=grid, name="times")(table, x)
+
+    def program(lengths, x):
+        return call(jax.lax.div(lengths, 128), call(lengths + 1, x))
+
+    lengths, x = jnp.array([256, 128]), jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    found = prefetch.tables(jax.jit(program).trace(lengths, x).jaxpr, [lengths, x])
+    assert [(n, [t.tolist() for t in tables]) for n, tables in found] == [
+        ("times", [[257, 129]]),
+        ("times", [[2, 1]]),
+    ]
+
+
+def test_chips():
+    kinds = [k for c in CHIPS.values() for k in c.device_kinds]
+    assert len(set(kinds)) == len(kinds)
+    assert generation_of("TPU v5 lite") == "v5e" and generation_of("cpu") is None
+    for chip in CHIPS.values():  # peak = cores x MXUs x width^2 x rows x 2 flops x clock
+        peak = 2 * chip.cores * chip.mxus * chip.mxu_width**2 * chip.mxu_rows * chip.clock_ghz / 1e3
+        assert peak == pytest.approx(chip.peak_tflops, rel=0.02), chip.name
+
+
+def test_bad_input_is_one_sentence(monkeypatch):
+    with pytest.raises(aot.StaticError, match="use one of: v4:2x2x1, v5e:2x2x1, v5p:2x2x1, v6e:2"):
+        aot.compile_cases("cases.py", "v9:2x2")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(aot.StaticError, match=r"pip install -e '\.\[tpu\]'\.$"):
+        aot.compile_cases("cases.py", "v4:2x2x1")
+
+
+CASES = """
+    import jax, jax.numpy as jnp
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def product(x, y):
+        def body(a, b, o):
+            o[...] = jnp.dot(a[...], b[...], preferred_element_type=jnp.float32)
+        out = jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), jnp.float32)
+        return pl.pallas_call(body, out_shape=out, name="product")(x, y)
+
+    def repeated(table, y):
+        def body(table, a, o):
+            o[...] = jnp.zeros_like(o)
+            def step(i, _):
+                o[...] += jnp.dot(a[...], a[...], preferred_element_type=jnp.float32)
+            jax.lax.fori_loop(0, table[pl.program_id(0), pl.program_id(1)], step, None)
+        block = pl.BlockSpec((128, 128), lambda i, j, table: (0, 0))
+        grid = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=table.shape, in_specs=[block], out_specs=block
+        )
+        out = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+        return pl.pallas_call(body, out_shape=out, grid_spec=grid, name="repeated")(table, y)
+
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.bfloat16)
+    CASES = {
+        **{f"rows{n}": (product, [shape(n, 128), shape(128, 128)]) for n in (16, 128, 1024)},
+        "repeated": (repeated, [jnp.array([[3, 0, 2], [1, 4, 0]], jnp.int32), shape(128, 128)]),
+        "broken": (lambda x: jnp.dot(x, x), [shape(2, 3)]),
+    }
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_compiled_schedules(tmp_path):
+    """Spans of kernels.md section 8.3 plus a constant start, and loops that tables drive."""
+    file = tmp_path / "cases.py"
+    file.write_text(textwrap.dedent(CASES))
+    report = aot.compile_cases(str(file), "v4:2x2x1")
+    kernels = {n: c.kernels[0] for n, c in report.cases.items()}
+    spans = [kernels[f"rows{n}"].total(lambda x: x.cycles) for n in (16, 128, 1024)]
+    starts = {s - span for s, span in zip(spans, (157, 193, 417), strict=True)}
+    assert len(starts) == 1 and 0 < starts.pop() < 100, spans
+    assert [kernels[f"rows{n}"].total(kernels["rows16"].busy) for n in (16, 128, 1024)] == [
+        4.0,
+        32.0,
+        256.0,
+    ]
+    loop = kernels["repeated"]
+    assert [n for n, s in zip(loop.runs[0], loop.segments, strict=True) if s.vmatmul] == [10]
+    assert list(report.errors) == ["broken"] and "TypeError" in report.errors["broken"]
+
+
+def test_own_configuration_has_tiles_the_grain_allows():
+    for generation in CHIPS:
+        c = default_config(1, 2048, 2048, generation=generation)
+        assert not any(n % 128 for n in (c.bq, c.bk, c.bwd_bq, c.bwd_bk))
