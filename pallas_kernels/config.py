@@ -22,7 +22,8 @@ class AttentionConfig:
     bq: query rows of one stream in a forward step. bk: keys of a forward tile.
     rc: rows of a chunk of the score tile. order: "plain" finishes a chunk before the next one
     starts, "piped" issues the next score product first. unroll: key blocks per loop iteration.
-    bwd_bq, bwd_bk, bwd_dq: the same for the backward; "nt" accumulates dQ transposed.
+    bwd_bq, bwd_bk: the same for the backward. bwd_dq: "nt" accumulates dQ and dV transposed.
+    bwd_step, bwd_rc: keys of a step of the causal backward, and queries of a chunk on its diagonal.
     vmem: bytes the kernels may use. interpret: run on CPU, True plainly, "tpu" simulating the
     memories of a TPU and reporting races, reads out of bounds and of uninitialised memory.
     """
@@ -35,6 +36,8 @@ class AttentionConfig:
     bwd_bq: int
     bwd_bk: int
     bwd_dq: Literal["tn", "nt"]
+    bwd_step: int
+    bwd_rc: int
     vmem: int
     interpret: bool | Literal["tpu"] = False
 
@@ -66,17 +69,25 @@ def default_config(
             f"TPU generation {generation!r} is unknown; use one of: {', '.join(CHIPS)}."
         )
     wide = generation in ("v6e", "tpu7x")
-    bq = min(1024 // streams, round_up(rows, 128))
-    bk = min(512, round_up(keys, 128))
+    bq = min(max(1024 // streams // TILE, 1) * TILE, round_up(rows, TILE))
+    bk = min(512, round_up(keys, TILE))
     config = AttentionConfig(
         bq=bq,
         bk=bk,
         rc=256,
         order="piped" if wide else "plain",
         unroll=2 if wide else 1,
-        bwd_bq=min(512, round_up(rows, 128)),
+        bwd_bq=min(512, round_up(rows, TILE)),
         bwd_bk=bk,
         bwd_dq="nt" if wide else "tn",
+        bwd_step=_even(keys, 1024),
+        bwd_rc=256 if wide else 128,
         vmem=CHIPS[generation].vmem_bytes * (15 if generation == "v4" else 12) // 16,
     )
     return dataclasses.replace(config, **changes)
+
+
+def _even(size: int, most: int) -> int:
+    """The block of at most `most` that pads `size` least: a multiple of 256, or of 128 if alone."""
+    blocks = -(-size // most)
+    return round_up(-(-size // blocks), 128 if blocks == 1 else 256)
