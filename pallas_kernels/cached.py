@@ -14,15 +14,25 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.blocks import even_block, pad, round_up
-from pallas_kernels.config import DTYPES, HEAD_SIZES, AttentionConfig, default_config
+from pallas_kernels.chips import MIB
+from pallas_kernels.config import (
+    DTYPES,
+    HEAD_SIZES,
+    AttentionConfig,
+    current_generation,
+    default_config,
+)
 from pallas_kernels.dense import dense_attention
 from pallas_kernels.lowering import LANES, NN, NT, interpret, product
 from pallas_kernels.masks import require
 from pallas_kernels.reference import DEAD
 
 CACHED_IMPLS = ("auto", "pallas", "xla_dense")
-BLOCK = 2048  # keys of a step: shorter ones wait for latencies and not for HBM
-ROWS = 16  # query rows are padded to multiples of this
+STEP = {"tpu7x": 4 * MIB}  # keys and values of a step; with less HBM would wait for latencies
+MIN_BLOCK = 512  # keys of one head, beyond what several heads make of a step
+MAX_HEADS = 8  # key heads of a step, each unrolled
+ROWS = 16  # query rows of a key head are padded to multiples of this
+MAX_ROWS = 128
 LOG2_E = float(np.log2(np.e))
 
 
@@ -59,7 +69,7 @@ def cached_attention(
     limits = jnp.broadcast_to(lengths[:, None], q.shape[:2])
     if q_limit is not None:
         limits = jnp.minimum(limits, q_limit)
-    reason = _refusal(q)
+    reason = _refusal(q, k_cache)
     if impl == "pallas" and reason:
         raise ValueError(f"Cached attention 'pallas' {reason}; use one of: auto, xla_dense.")
     pallas = functools.partial(_pallas, scale=scale, config=config)
@@ -95,23 +105,33 @@ class Plan:
     exact: bool
 
 
-def _pallas(q, k, v, limits, *, scale, config):
-    batch, queries, heads, dim = q.shape
-    kv_heads, slots = k.shape[1:3]
-    group = heads // kv_heads
-    rows = round_up(queries * group, ROWS)
-    config = config or default_config(1, rows, slots, bk=even_block(slots, BLOCK))
+def _plan(q, k, scale, config) -> tuple[Plan, AttentionConfig]:
+    kv_heads, slots, dim = k.shape[1:]
+    step = STEP.get(current_generation(), 2 * MIB)
+    step //= 2 * max(dim, LANES) * q.dtype.itemsize  # now in keys times heads
+    if config is None:
+        most = max(MIN_BLOCK, step // min(kv_heads, MAX_HEADS))
+        config = default_config(1, ROWS, slots, bk=even_block(slots, most))
+    fitting = [n for n in range(1, MAX_HEADS + 1) if kv_heads % n == 0 and n * config.bk <= step]
     plan = Plan(
         scale=scale,
-        queries=queries,
-        group=group,
-        heads=1,
+        queries=q.shape[1],
+        group=q.shape[2] // kv_heads,
+        heads=max(fitting, default=1),
         bk=config.bk,
         steps=-(-slots // config.bk),
         exact=q.dtype == jnp.float32,
     )
-    grouped = q.reshape(batch, queries, kv_heads, group, dim).swapaxes(1, 2)
-    grouped = pad(grouped.reshape(batch, kv_heads, queries * group, dim), 2, rows)
+    return plan, config
+
+
+def _pallas(q, k, v, limits, *, scale, config):
+    plan, config = _plan(q, k, scale, config)
+    batch, queries, _, dim = q.shape
+    kv_heads, slots = k.shape[1:3]
+    rows = round_up(queries * plan.group, ROWS)
+    grouped = q.reshape(batch, queries, kv_heads, plan.group, dim).swapaxes(1, 2)
+    grouped = pad(grouped.reshape(batch, kv_heads, queries * plan.group, dim), 2, rows)
 
     cache = pl.BlockSpec(
         (None, plan.heads, plan.bk, dim),
@@ -143,7 +163,7 @@ def _pallas(q, k, v, limits, *, scale, config):
         ),
         interpret=interpret(config),
     )(jnp.max(limits, axis=1), limits.reshape(-1), grouped, k, v)
-    out = out[:, :, : queries * group].reshape(batch, kv_heads, queries, group, dim)
+    out = out[:, :, : queries * plan.group].reshape(batch, kv_heads, queries, plan.group, dim)
     return out.swapaxes(1, 2).reshape(q.shape)
 
 
@@ -163,28 +183,26 @@ def _kernel(plan, live_ref, limits_ref, q_ref, k_ref, v_ref, o_ref, top_ref, tot
         total_ref[...] = jnp.zeros_like(total_ref)
         acc_ref[...] = jnp.zeros_like(acc_ref)
 
-    def block(whole):
-        for head in range(plan.heads):
-            v = v_ref[head]
-            if not whole:
-                slot = start + jax.lax.broadcasted_iota(jnp.int32, v.shape, 0)
-                v = jnp.where(slot < live, v, jnp.zeros_like(v))  # zero times NaN is NaN
-            scores = product(q_ref[head], k_ref[head], NT, exact=plan.exact)
-            scores = scores * (plan.scale * LOG2_E)
-            slot = start + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-            scores = jnp.where(slot < _limit(plan, limits_ref, row, scores), scores, DEAD)
+    @pl.when(start < live)
+    def _():
+        # All score products first: a head's softmax hides behind the products of the others.
+        products = [
+            product(q_ref[head], k_ref[head], NT, exact=plan.exact) for head in range(plan.heads)
+        ]
+        seen = _slots(start, products[0].shape, 1) < _limit(plan, limits_ref, row, q_ref.shape[1])
+        filled = _slots(start, v_ref.shape[1:], 0) < live
+        for head, scores in enumerate(products):
+            scores = jnp.where(seen, scores * (plan.scale * LOG2_E), DEAD)
             before = top_ref[head]
             top = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
             weights = jnp.exp2(scores - top[:, :1])
             kept = jnp.exp2(before - top)
             top_ref[head] = top
             total_ref[head] = kept * total_ref[head] + jnp.sum(weights, axis=1, keepdims=True)
-            seen = product(weights.astype(v.dtype), v, NN, exact=plan.exact)
-            acc_ref[head] = kept[:, :1] * acc_ref[head] + seen
-
-    end = start + plan.bk
-    pl.when(end <= live)(functools.partial(block, True))
-    pl.when((start < live) & (live < end))(functools.partial(block, False))
+            v = v_ref[head]
+            v = jnp.where(filled, v, jnp.zeros_like(v))  # zero times NaN is NaN
+            out = product(weights.astype(v.dtype), v, NN, exact=plan.exact)
+            acc_ref[head] = kept[:, :1] * acc_ref[head] + out
 
     @pl.when(step == plan.steps - 1)
     def _():
@@ -193,23 +211,30 @@ def _kernel(plan, live_ref, limits_ref, q_ref, k_ref, v_ref, o_ref, top_ref, tot
         o_ref[...] = (acc_ref[...] * inverse[..., :1]).astype(o_ref.dtype)
 
 
-def _limit(plan, limits_ref, row, scores):
-    """How many slots each row of a tile sees: a scalar for a single query, else (R, 1)."""
+def _slots(start, shape, axis):
+    return start + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+
+
+def _limit(plan, limits_ref, row, rows):
+    """How many slots each row of a tile sees: a scalar for a single query, else (rows, 1)."""
     first = row * plan.queries
     limit = limits_ref[first]
     if plan.queries > 1:
-        index = jax.lax.broadcasted_iota(jnp.int32, (scores.shape[0], 1), 0)
+        index = jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
         for t in range(1, plan.queries):
             limit = jnp.where(index >= t * plan.group, limits_ref[first + t], limit)
     return limit
 
 
-def _refusal(q) -> str | None:
+def _refusal(q, k_cache) -> str | None:
     """Says why the kernel cannot do this, or None."""
     if q.dtype not in DTYPES:
         return f"takes bfloat16 and float32, got {q.dtype}"
     if q.shape[-1] not in HEAD_SIZES:
         return f"takes heads of {', '.join(map(str, HEAD_SIZES))}, got {q.shape[-1]}"
+    rows = q.shape[1] * q.shape[2] // k_cache.shape[1]
+    if rows > MAX_ROWS:
+        return f"takes at most {MAX_ROWS} query rows (T * H / Hkv) of a key head, got {rows}"
     return None
 
 

@@ -123,7 +123,8 @@ def _kernel(
     """Returns the kernel for one example, and the length rows and keys must be padded to."""
     # At 2048 rows the best of seven on every generation (static schedules); splash's own default
     # of 128 costs several times more.
-    block = even_block(q.shape[3], 512 if current_generation() == "v4" else 1024)
+    small = current_generation() == "v4" or q.shape[4] * q.dtype.itemsize > 512  # bytes of VMEM
+    block = even_block(q.shape[3], 512 if small else 1024)
     compute = next(c for c in (512, 384, block) if block % c == 0)
     rows = round_up(q.shape[3], block)
     causal = splash_attention_mask.CausalMask((rows, rows))
