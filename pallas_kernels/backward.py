@@ -22,7 +22,6 @@ from pallas_kernels.lowering import LANES, NN, NT, interpret, product
 from pallas_kernels.masks import IntervalMask
 
 CHUNK = 256  # queries of one stream whose scores are in flight at a time
-KT = 1
 TN = (((0,), (0,)), ((), ()))  # a.T @ b
 TT = (((0,), (1,)), ((), ()))  # a.T @ b.T
 LOG2_E = float(np.log2(np.e))
@@ -117,9 +116,6 @@ def backward(
     block = pl.BlockSpec((1, 1, bk, dim), lambda b, h, g, j, *_: (b, h, j, 0))
     inputs = {"q": (q, resident), "do": (do, resident), "k": (k, block), "v": (v, block)}
     inputs |= {"lse2": (lse2, row), "delta": (delta, row)}
-    if plan.wide and KT:
-        columns = pl.BlockSpec((1, 1, dim, bk), lambda b, h, g, j, *_: (b, h, 0, j))
-        inputs["kt"] = (k.swapaxes(2, 3), columns)
     hulls = []
     if not causal:
         code, hi, lo = padded_vectors(mask, rows, keys)
@@ -217,8 +213,6 @@ class _Tiles:
 
     def of_rows(self, p: Piece, ds: jax.Array) -> jax.Array:
         """What the piece adds to dQ (without the scale): dS K, or its transpose."""
-        if self.plan.wide and KT:
-            return self.dot(self.refs["kt"][0, 0, :, : p.keys], ds, NN)
         k = self.refs["k"][0, 0, : p.keys]
         if self.plan.wide:
             return self.dot(k, ds, TN)
