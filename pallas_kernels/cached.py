@@ -58,7 +58,8 @@ def cached_attention(
       q_limit: (B, T) int32, query t of row b sees slots < min(q_limit[b, t], lengths[b]); default
         lengths.
       scale: of the scores, default D ** -0.5.
-      impl: one of `CACHED_IMPLS`; "auto" is the Pallas kernel on TPU where it can, dense elsewhere.
+      impl: one of `CACHED_IMPLS`; "auto" is the Pallas kernel on TPU for heads of 128 and
+        256, dense elsewhere.
       config: its `bk`, `vmem` and `interpret` are those of the Pallas kernel.
 
     Returns:
@@ -77,7 +78,8 @@ def cached_attention(
     args = q, k_cache, v_cache, limits
     if impl == "pallas":
         return pallas(*args)
-    if impl == "xla_dense" or reason:
+    # XLA keeps narrow heads without padding to 128 lanes; for the kernel it would copy the cache.
+    if impl == "xla_dense" or reason or q.shape[-1] < LANES:
         return dense(*args)
     return jax.lax.platform_dependent(*args, tpu=pallas, default=dense)
 
