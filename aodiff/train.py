@@ -36,10 +36,10 @@ from aodiff.evaluate import Scorers, evaluate, make_scorers, record_path
 from aodiff.figures_ordergpt import write_order
 from aodiff.methods.base import Method
 from aodiff.metrics import Mean, Sum, Window
-from aodiff.nn.attention import check_platform
 from aodiff.profiling import Profiler
 from aodiff.state import TrainState
 from aodiff.writers import Writers, replace_text
+from pallas_kernels import PLATFORMS
 
 
 class TrainingError(Exception):
@@ -82,6 +82,15 @@ def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Se
     tx = optim.make_optimizer(config.optim, config.train.num_steps, mask)
     abstract = state.abstract_state(method, tx, config.optim.ema_decay > 0, mesh)
     return Setup(config, mesh, info, method, tx, abstract)
+
+
+def check_platform(impl: str, platform: str) -> None:
+    """Raises ConfigError if attention `impl` cannot run on devices of `platform`."""
+    if PLATFORMS.get(impl, platform) != platform:
+        raise ConfigError(
+            f"model.attention={impl!r} runs on {PLATFORMS[impl]} only and the devices are of "
+            f'platform {platform}; use "auto" or "xla_blocked".'
+        )
 
 
 def restore(setup: Setup, workdir: pathlib.Path, params: str) -> tuple[int, str, Any, Any]:

@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from aodiff.core import evidence
-from aodiff.config import ConfigError
 from aodiff.partitioning import RULES
 from pallas_kernels import (
-    PLATFORMS,
     IntervalMask,
     dense_attention,
     interval_attention,
@@ -85,15 +83,6 @@ def attend(
     else:
         out = dense_attention(streams, k, v, rows.mask)
     return out.reshape(q.shape), extra
-
-
-def check_platform(impl: str, platform: str) -> None:
-    """Raises ConfigError if attention `impl` cannot run on devices of `platform`."""
-    if PLATFORMS.get(impl, platform) != platform:
-        raise ConfigError(
-            f"model.attention={impl!r} runs on {PLATFORMS[impl]} only and the devices are of "
-            f'platform {platform}; use "auto" or "xla_blocked".'
-        )
 
 
 def on_each_device(fn, q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows) -> jax.Array:

@@ -12,7 +12,7 @@ import pytest
 from aodiff import partitioning
 from aodiff.config import ConfigError
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
-from aodiff.nn.attention import check_platform
+from aodiff.train import check_platform
 from pallas_kernels import default_config, dispatch
 
 N, B, V = 140, 4, 11  # N is no multiple of a block
