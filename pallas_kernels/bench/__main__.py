@@ -12,7 +12,7 @@ NOTES = """\
 cycles, splash, ratio   ours, splash attention's best of several block sizes, ours / splash
 MXU, busy               cycles if only the MXUs limited it (the floor), and its share of all cycles
 outside                 share of cycles outside segments with products: per-step overhead
-masked                  share of the pairs in computed tiles that no query sees: the diagonal
+masked                  share of the pairs worked on that no query sees: the diagonal
 VALU ... EUP            share of these slots in use, in segments with products
 us                      cycles / clock, or HBM traffic if that is longer
 TFLOP/s                 useful, per chip

@@ -52,17 +52,22 @@ ALLOCATIONS = """\
 """  # noqa: E501
 
 
-def utilization(bundles: int, row: str = "2 0 0 1 0 0 0 3 0 4 0") -> schedule.Utilization:
+BODY = "2 0 0 1 0 0 0 3 0 4 0"
+IDLE = "0 0 0 0 0 0 0 0 0 0 1"
+
+
+def utilization(rows: list[str]) -> schedule.Utilization:
     header = (
         "== CAPACTIY:\nMATMUL, MATPUSH, XLU, VALU, VPOP, EUP, VLOAD, VLOAD:FILL, VSTORE, "
         "VSTORE:SPILL, SALU\n 4 4 3 4 2 1 3 3 1 1 2\n== UTILIZATION:\n"
     )
-    return schedule.parse_utilization(header + "\n".join([row] * bundles))
+    return schedule.parse_utilization(header + "\n".join(rows))
 
 
-def kernel(table: list[int], bundles: str = BUNDLES) -> schedule.Schedule:
+def kernel(table: list[int], bundles: str = BUNDLES, body: str = BODY) -> schedule.Schedule:
+    """The kernel of `BUNDLES`; `body` is the use of units in every cycle of the inner loop."""
     parsed = schedule.parse_bundles(bundles)
-    use = utilization(len(parsed))
+    use = utilization([body if 9 <= n < 17 else IDLE for n in range(len(parsed))])
     cut = schedule.segments(parsed, use)
     memory = execute.scalar_memory(ALLOCATIONS, [np.array(table, np.int32)])
     runs = [execute.segment_runs(execute.count(parsed, memory), cut)]
@@ -147,16 +152,22 @@ def test_floor_of_a_tile(name):
     assert least <= (2 * 1152 if wide else 2 * 2560) <= most
 
 
-def test_products_that_do_not_match_the_mask_are_refused():
-    k = kernel([2, 1, 3])  # 6 passes of 8 cycles, half of the MXU slots
-    chip = CHIPS["v5p"]
-    busy = k.total(k.busy)
-    pairs = busy / cost.floor("forward", 1.0, 128, chip)[0]
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_pairs_that_do_not_match_the_mask_are_refused(way):
+    row = {"forward": "2 0 0 1 0 0 0 3 0 4 0", "backward": "40 0 0 1 0 1 0 3 0 4 0"}[way]
+    chip, passes = CHIPS["v5p"], 6
+    pairs = {"forward": 8 * passes * 2 / 4 / 1024 * 512**2, "backward": 8 * passes * 1024}[way]
+    k = kernel([2, 1, 3], body=row)
+    assert cost.computed_pairs(k, way, 1, 128, chip) == pairs
     facts = {"heads": 1, "visible_pairs": 0.7 * pairs, "tile_pairs": pairs}
-    cost.reconcile(k, "forward", facts, 128, chip)
+    assert cost.reconcile(k, way, facts, 128, chip) == pytest.approx(0.3)
     for change in ({"visible_pairs": 1.1 * pairs}, {"tile_pairs": 0.9 * pairs}):
         with pytest.raises(aot.StaticError, match="the schedule is misread"):
-            cost.reconcile(k, "forward", facts | change, 128, chip)
+            cost.reconcile(k, way, facts | change, 128, chip)
+    twice = kernel([2, 1, 3], body=row.replace("40 0", "80 0", 1))
+    if way == "backward":
+        with pytest.raises(aot.StaticError, match="the schedule is misread"):
+            cost.reconcile(twice, way, facts, 128, chip)
 
 
 def test_cycles_per_head_need_known_runs():
