@@ -72,13 +72,41 @@ def hull(active: jax.Array) -> jax.Array:
     return jnp.where(found[..., None], jnp.stack([start, stop], axis=-1), 0).astype(jnp.int32)
 
 
-def compact(active: jax.Array) -> list[jax.Array]:
-    """Returns how many of the last axis of (B, n, m) are True (B * n,), and which (B * n * m,).
+def full_tiles(code: jax.Array, hi: jax.Array, lo: jax.Array | None, bq: int, bk: int) -> jax.Array:
+    """Returns (B, nq, nk) bool: True only where every row that is not dead sees every key.
 
-    The places that are left over in the second are 0. Both int32, flat as scalar memory wants it.
+    Args: as of `active_tiles`.
     """
-    count = active.shape[-1]
-    place = jnp.where(active, jnp.cumsum(active, axis=-1) - 1, count)
-    index = lambda axis: jax.lax.broadcasted_iota(jnp.int32, (1, 1, count, count), axis)
+    blocks = code.reshape(code.shape[0], -1, bk)
+    rows = hi.reshape(*hi.shape[:2], -1, bq)
+    # A dead row has no say: what is added to it is thrown away.
+    lowest = jnp.min(jnp.where(rows == SEES_NOTHING, NEVER_SEEN - 1, rows), axis=(1, 3))
+    full = jnp.max(blocks, axis=2)[:, None, :] <= lowest[:, :, None]
+    if lo is not None:
+        alive = jnp.max(hi, axis=1) > SEES_NOTHING
+        start = jnp.max(jnp.where(alive, lo, SEES_NOTHING).reshape(lo.shape[0], -1, bq), axis=2)
+        full &= jnp.min(blocks, axis=2)[:, None, :] >= start[:, :, None]
+    return full
+
+
+def tile_lists(
+    code: jax.Array, hi: jax.Array, lo: jax.Array | None, bq: int, bk: int
+) -> list[jax.Array]:
+    """Lists the active key blocks of every query block, those first that need the mask.
+
+    Args: as of `active_tiles`.
+
+    Returns:
+      How many need the mask and how many there are (B * nq * 2,), and which (B * nq * nk,), filled
+      up with zeros; int32, flat as scalar memory wants it.
+    """
+    active = active_tiles(code, hi, lo, bq, bk)
+    full = active & full_tiles(code, hi, lo, bq, bk)
+    masked = active & ~full
+    counts = jnp.stack([jnp.sum(masked, axis=-1), jnp.sum(active, axis=-1)], axis=-1)
+    after = lambda tiles, count: jnp.where(tiles, jnp.cumsum(tiles, axis=-1) - 1 + count, -1)
+    place = jnp.maximum(after(masked, 0), after(full, counts[..., :1]))
+    nk = active.shape[-1]
+    index = lambda axis: jax.lax.broadcasted_iota(jnp.int32, (1, 1, nk, nk), axis)
     which = jnp.sum(jnp.where(place[..., None, :] == index(2), index(3), 0), axis=-1)
-    return [x.astype(jnp.int32).reshape(-1) for x in (jnp.sum(active, axis=-1), which)]
+    return [x.astype(jnp.int32).reshape(-1) for x in (counts, which)]

@@ -20,8 +20,10 @@ class AttentionConfig:
     """Sizes are rows or keys. Everything else about a kernel follows from shapes and mask.
 
     bq: query rows of one stream in a forward step. bk: keys of a forward tile.
-    rc: rows of a chunk of the score tile. order: "plain" finishes a chunk before the next one
-    starts, "piped" issues the next score product first. unroll: key blocks per loop iteration.
+    step: rows of one stream in a step of the causal forward. rc: rows of a chunk of a tile.
+    ahead: score products issued before the softmax of a chunk. unroll: key blocks per loop
+    iteration. row_sum: "mxu" has it sum rows, by ones next to the values, if it has columns to
+    spare.
     bwd_bq, bwd_bk: the same for the backward. bwd_dq: "nt" accumulates dQ and dV transposed.
     bwd_step, bwd_rc: keys of a step of the causal backward, and queries of a chunk on its diagonal.
     vmem: bytes the kernels may use. interpret: run on CPU, True plainly, "tpu" simulating the
@@ -30,9 +32,11 @@ class AttentionConfig:
 
     bq: int
     bk: int
+    step: int
     rc: int
-    order: Literal["plain", "piped"]
+    ahead: int
     unroll: Literal[1, 2]
+    row_sum: Literal["vector", "mxu"]
     bwd_bq: int
     bwd_bk: int
     bwd_dq: Literal["tn", "nt"]
@@ -42,7 +46,7 @@ class AttentionConfig:
     interpret: bool | Literal["tpu"] = False
 
     def __post_init__(self) -> None:
-        for name in ("bq", "bk", "bwd_bq", "bwd_bk"):
+        for name in ("bq", "bk", "step", "rc", "bwd_bq", "bwd_bk"):
             if (size := getattr(self, name)) < TILE or size % TILE:
                 raise ValueError(f"Block size {name} must be a multiple of {TILE}, got {size}.")
 
@@ -74,9 +78,11 @@ def default_config(
     config = AttentionConfig(
         bq=bq,
         bk=bk,
+        step=_step(rows, (1024 if generation == "v4" else 2048) // streams),
         rc=256,
-        order="piped" if wide else "plain",
+        ahead={"v6e": 2, "tpu7x": 1}.get(generation, 0),
         unroll=2 if wide else 1,
+        row_sum="mxu" if wide else "vector",
         bwd_bq=min(512, round_up(rows, TILE)),
         bwd_bk=bk,
         bwd_dq="nt" if wide else "tn",
@@ -85,6 +91,17 @@ def default_config(
         vmem=CHIPS[generation].vmem_bytes * (15 if generation == "v4" else 12) // 16,
     )
     return dataclasses.replace(config, **changes)
+
+
+def _step(rows: int, most: int) -> int:
+    """The step of at most `most` that pads `rows` least, at the price of about 64 rows a step.
+
+    Multiples of 256 or 384, so that large blocks of keys divide it, or all rows at once.
+    """
+    if rows <= most:
+        return round_up(rows, TILE)
+    sizes = [n for n in range(2 * TILE, most + 1, TILE) if n % 256 == 0 or n % 384 == 0]
+    return min(sizes or [TILE], key=lambda n: -(-rows // n) * (n + 64))
 
 
 def _even(size: int, most: int) -> int:

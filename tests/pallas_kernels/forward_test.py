@@ -28,7 +28,7 @@ MASKS = {
 
 
 def config(**changes):
-    small = dict(bq=128, bk=128, rc=128, interpret=True)
+    small = dict(bq=128, step=128, bk=128, rc=128, interpret=True)
     return default_config(2, LENGTH, LENGTH, generation="v5p", **small | changes)
 
 
@@ -56,11 +56,12 @@ def check(q, k, v, mask, config):
     assert not out[dead].any()
 
 
-@pytest.mark.parametrize("order", ["plain", "piped"])
+@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("name", MASKS)
-def test_masks(name, order):
+def test_masks(name, fast):
     mask = MASKS[name]
-    check(*inputs(mask.streams), mask, config(order=order, unroll=2 if order == "piped" else 1))
+    changes = dict(ahead=2, unroll=2, row_sum="mxu") if fast else {}
+    check(*inputs(mask.streams), mask, config(**changes))
 
 
 @pytest.mark.parametrize("name", ["causal", "rank"])
@@ -68,7 +69,7 @@ def test_masks(name, order):
     "blocks", [dict(bq=128, bk=256), dict(bq=256, bk=128), dict(bq=384, bk=384, rc=256)]
 )
 def test_blocks(name, blocks):
-    check(*inputs(2), MASKS[name], config(**blocks, unroll=2))
+    check(*inputs(2), MASKS[name], config(**blocks, step=blocks["bq"], unroll=2))
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (4, 1)])
