@@ -1,20 +1,26 @@
-"""Online-softmax attention in plain XLA, tile by tile: the default on CPUs, linear in memory."""
+"""Online-softmax attention in plain XLA, tile by tile: the default on CPUs, linear in memory.
+
+For every block of query rows a loop with dynamic bounds runs over the blocks of keys that some row
+of it may see; such loops have no automatic gradient, so the backward pass is written by hand.
+"""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.blocks import active_tiles, hull, pad, padded_vectors
+from pallas_kernels.blocks import active_tiles, hull, pad, padded_vectors, round_up
 from pallas_kernels.config import AttentionConfig
 from pallas_kernels.masks import IntervalMask
 from pallas_kernels.reference import DEAD
 
-BLOCK = 128  # keys, and query rows of one stream, of a tile
+ROWS = 512  # of a tile: of all streams and query heads that share a key head
+KEYS = 256  # of a tile
 LOG2_E = math.log2(math.e)
 
 
@@ -37,47 +43,40 @@ def forward(
       q: (B, H, S, L, D). k, v: (B, Hkv, Lk, D), H a multiple of Hkv, any L and Lk.
       mask: who sees whom.
       scale: of the scores.
-      config: bq and bk of it are the size of a tile, default `BLOCK`.
+      config: of the Pallas kernels; the sizes here are `ROWS` and `KEYS`.
 
     Returns:
       o (B, H, S, L, D) in the dtype of q, and its natural lse (B, H, S, L) float32; zero and `DEAD`
       for a row that sees no key.
     """
-    bq, bk = (BLOCK, BLOCK) if config is None else (config.bq, config.bk)
-    tiles = Tiles(*q.shape[:4], *k.shape[1:3], bq, bk)
-    dot = _dot(q.dtype)
+    tiles, dot = _tiles(q, k, mask), _dot(q.dtype)
+    queries, keys, values = tiles.rows(q), tiles.keys(k), tiles.keys(v)
 
-    def head(operands):
-        code, kt, v, *of_rows = operands
+    def block(at, results):
+        q, (seen, bounds) = tiles.block(queries, at), tiles.limits(at)
 
-        def block(operands):
-            q, hi, lo, (start, stop) = operands
+        def tile(j, carry):
+            top, total, acc = carry
+            scores = dot(q, tiles.tile(keys, at, j).T) * (scale * LOG2_E)
+            scores = jnp.where(seen(j), scores, DEAD)
+            new_top = jnp.maximum(top, jnp.max(scores, axis=1))
+            weights = jnp.exp2(scores - new_top[:, None])
+            shrink = jnp.exp2(top - new_top)
+            total = total * shrink + jnp.sum(weights, axis=1)
+            acc = acc * shrink[:, None] + dot(weights, tiles.tile(values, at, j))
+            return new_top, total, acc
 
-            def tile(j, carry):
-                top, total, acc = carry
-                scores = dot(q, kt[j]) * (scale * LOG2_E)
-                scores = jnp.where(_seen(code[j], hi, lo), scores, DEAD)
-                new_top = jnp.maximum(top, jnp.max(scores, axis=1))
-                weights = jnp.exp2(scores - new_top[:, None])
-                shrink = jnp.exp2(top - new_top)
-                total = total * shrink + jnp.sum(weights, axis=1)
-                return new_top, total, acc * shrink[:, None] + dot(weights, v[j])
+        rows = q.shape[:1]
+        empty = jnp.full(rows, DEAD), jnp.zeros(rows), jnp.zeros(q.shape)
+        top, total, acc = lax.fori_loop(*bounds, tile, empty)
+        alive = top > DEAD / 2  # every weight of a row that saw nothing is 1
+        total = jnp.where(alive, total, 1.0)
+        out = acc * jnp.where(alive, 1 / total, 0.0)[:, None]
+        lse = jnp.where(alive, top / LOG2_E + jnp.log(total), DEAD)
+        return [tiles.put(x, y, at) for x, y in zip(results, (out, lse), strict=True)]
 
-            rows = q.shape[:1]
-            empty = jnp.full(rows, DEAD), jnp.zeros(rows), jnp.zeros(q.shape)
-            top, total, acc = lax.fori_loop(start, stop, tile, empty)
-            alive = top > DEAD / 2  # the weights of a row that saw nothing are 1
-            total = jnp.where(alive, total, 1.0)
-            out = acc * jnp.where(alive, 1 / total, 0.0)[:, None]
-            return out, jnp.where(alive, top / LOG2_E + jnp.log(total), DEAD)
-
-        return lax.map(block, of_rows)
-
-    code, *limits = tiles.limits(mask)
-    keys, values = (tiles.keys(x.astype(jnp.float32)) for x in (k, v))
-    of_rows = [tiles.rows(q.astype(jnp.float32)), *limits]
-    out, lse = lax.map(head, (code, keys.mT, values, *of_rows))
-    return tiles.from_rows(out).astype(q.dtype), tiles.from_rows(lse)
+    nothing = [jnp.zeros(queries.shape, q.dtype), jnp.zeros(queries.shape[:3])]
+    return tuple(tiles.from_rows(x) for x in tiles.for_blocks(block, nothing))
 
 
 def backward(
@@ -95,123 +94,147 @@ def backward(
     """Gradients of `forward`, from probabilities computed anew.
 
     Args:
-      q, k, v, mask, scale: as of `forward`.
+      q, k, v, mask, scale, config: as of `forward`.
       lse2: lse in base 2, 0 for a row that sees no key. delta: sum of o * do, minus the gradient of
         the natural lse. Both (B, H, S, L) float32.
       do: (B, H, S, L, D), the gradient of o.
-      config: bwd_bq and bwd_bk of it are the size of a tile, default `BLOCK`.
 
     Returns:
       dq, dk, dv in the dtypes of q, k, v.
     """
-    bq, bk = (BLOCK, BLOCK) if config is None else (config.bwd_bq, config.bwd_bk)
-    tiles = Tiles(*q.shape[:4], *k.shape[1:3], bq, bk)
-    dot = _dot(q.dtype)
+    tiles, dot = _tiles(q, k, mask), _dot(q.dtype)
+    of_rows = [tiles.rows(x) for x in (q, do, lse2, delta)]
+    keys, values = tiles.keys(k), tiles.keys(v)
+    keys_t = keys.mT
 
-    def head(operands):
-        code, k, kt, vt, *of_rows = operands
+    def block(at, results):
+        q, do, lse2, delta = (tiles.block(x, at) for x in of_rows)
+        seen, bounds = tiles.limits(at)
+        all_dq, *of_keys = results
 
-        def block(carry, operands):
-            q, do, lse2, delta, hi, lo, (start, stop) = operands
+        # Scores have a row for every key here, so that none of the five products takes its left
+        # side transposed, for which XLA has no fast code on CPUs.
+        def tile(j, carry):
+            dqt, dk, dv = carry
+            scores = dot(tiles.tile(keys, at, j), q.T) * (scale * LOG2_E)
+            probs = jnp.where(seen(j).T, jnp.exp2(scores - lse2[None]), 0.0)
+            dscores = probs * (dot(tiles.tile(values, at, j), do.T) - delta[None])
+            dqt = dqt + dot(tiles.tile(keys_t, at, j, axis=2), dscores) * scale
+            dk = tiles.add(dk, dot(dscores, q) * scale, at, j)
+            return dqt, dk, tiles.add(dv, dot(probs, do), at, j)
 
-            def tile(j, carry):
-                dq, dkt, dvt = carry
-                scores = dot(q, kt[j]) * (scale * LOG2_E)
-                seen = _seen(code[j], hi, lo)
-                probs = jnp.where(seen, jnp.exp2(scores - lse2[:, None]), 0.0)
-                dscores = probs * (dot(do, vt[j]) - delta[:, None])
-                dq = dq + dot(dscores, k[j])
-                dkt = dkt.at[j].add(dot(q.T, dscores))
-                return dq, dkt, dvt.at[j].add(dot(do.T, probs))
+        dqt, *of_keys = lax.fori_loop(*bounds, tile, (jnp.zeros(q.T.shape), *of_keys))
+        return tiles.put(all_dq, dqt.T, at), *of_keys
 
-            dq, *carry = lax.fori_loop(start, stop, tile, (jnp.zeros(q.shape), *carry))
-            return carry, dq
-
-        (dkt, dvt), dq = lax.scan(block, [jnp.zeros(kt.shape)] * 2, of_rows)
-        return dq, dkt, dvt
-
-    code, *limits = tiles.limits(mask)
-    keys, values = (tiles.keys(x.astype(jnp.float32)) for x in (k, v))
-    of_rows = [tiles.rows(x.astype(jnp.float32)) for x in (q, do, lse2, delta)]
-    dq, dkt, dvt = lax.map(head, (code, keys, keys.mT, values.mT, *of_rows, *limits))
-    dq, dk, dv = tiles.from_rows(dq), tiles.from_keys(dkt.mT), tiles.from_keys(dvt.mT)
-    return (dq * scale).astype(q.dtype), (dk * scale).astype(k.dtype), dv.astype(v.dtype)
+    nothing = jnp.zeros(of_rows[0].shape, q.dtype), jnp.zeros(keys.shape), jnp.zeros(keys.shape)
+    dq, dk, dv = tiles.for_blocks(block, nothing)
+    dk, dv = (x[:, : k.shape[2]].reshape(k.shape) for x in (dk, dv))
+    return tiles.from_rows(dq), dk.astype(k.dtype), dv.astype(v.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
-class Tiles:
-    """The score matrices of (B, H, S, L) query rows and (B, Hkv, Lk) keys, cut into tiles.
+class _Tiles:
+    """The score matrices of all key heads, cut into tiles; N = B * Hkv of them.
 
-    The query heads and streams of one key head are rows of the same tile.
+    A matrix has H / Hkv * S groups of L rows, all padded to a multiple of bq, and Lk columns padded
+    to a multiple of bk. A block is `bq` rows of every group: R rows. `at` is its place: the matrix
+    and the number of the block in it.
     """
 
-    batch: int
     heads: int
+    kv_heads: int
     streams: int
     length: int
-    kv_heads: int
-    key_length: int
     bq: int
     bk: int
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Blocks of rows, blocks of keys."""
-        return -(-self.length // self.bq), -(-self.key_length // self.bk)
+    code: jax.Array
+    hi: jax.Array
+    lo: jax.Array | None
+    hulls: jax.Array  # (B or 1, blocks, 2), the blocks of keys that a block of rows may see
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """(B, H, S, L, ...) -> (B * Hkv, nq, H / Hkv * S * bq, ...), zeros at the end."""
-        nq, last = self.grid[0], x.shape[4:]
-        x = pad(x, 3, nq * self.bq)
-        x = x.reshape(self.batch * self.kv_heads, -1, nq, self.bq, *last)
-        return jnp.swapaxes(x, 1, 2).reshape(x.shape[0], nq, -1, *last)
+        """(B, H, S, L, ...) -> (N, groups, padded L, ...)."""
+        x = x.reshape(x.shape[0] * self.kv_heads, -1, *x.shape[3:])
+        return pad(x, 2, self.hi.shape[-1])
 
     def from_rows(self, x: jax.Array) -> jax.Array:
         """The inverse of `rows`."""
-        nq, last = self.grid[0], x.shape[3:]
-        x = jnp.swapaxes(x.reshape(x.shape[0], nq, -1, self.bq, *last), 1, 2)
-        x = x.reshape(self.batch, self.heads, self.streams, -1, *last)
-        return x[:, :, :, : self.length]
+        x = x[:, :, : self.length]
+        return x.reshape(-1, self.heads, self.streams, *x.shape[2:])
 
     def keys(self, x: jax.Array) -> jax.Array:
-        """(B, Hkv, Lk, D) -> (B * Hkv, nk, bk, D), zeros at the end."""
-        x = pad(x, 2, self.grid[1] * self.bk)
-        return x.reshape(self.batch * self.kv_heads, -1, self.bk, x.shape[-1])
+        """(B, Hkv, Lk, D) -> (N, padded Lk, D)."""
+        return pad(x.reshape(-1, *x.shape[2:]), 1, self.code.shape[-1])
 
-    def from_keys(self, x: jax.Array) -> jax.Array:
-        """The inverse of `keys`."""
-        x = x.reshape(self.batch, self.kv_heads, -1, x.shape[-1])
-        return x[:, :, : self.key_length]
+    def for_blocks(self, body: Callable[[Any, Any], Any], results: Any) -> Any:
+        """Folds `body(at, results)` over all blocks of rows."""
+        blocks = self.hulls.shape[1]
+        matrices = jax.tree.leaves(results)[0].shape[0]
+        step = lambda t, results: body((lax.div(t, blocks), lax.rem(t, blocks)), results)
+        return lax.fori_loop(0, matrices * blocks, step, results)
 
-    def limits(self, mask: IntervalMask) -> tuple[jax.Array | None, ...]:
-        """code, hi and lo laid out by `keys` and `rows`, and the active hull of every row block.
+    def block(self, x: jax.Array, at: tuple) -> jax.Array:
+        """The rows (R, ...) float32 of a block, of `x` as `rows` returns it."""
+        start, size = self._place(x, at)
+        x = lax.dynamic_slice(x, start, size)
+        return x.reshape(-1, *x.shape[3:]).astype(jnp.float32)
+
+    def put(self, x: jax.Array, y: jax.Array, at: tuple) -> jax.Array:
+        """x with the rows of a block set to y, in place inside a loop."""
+        start, size = self._place(x, at)
+        return lax.dynamic_update_slice(x, y.reshape(size).astype(x.dtype), start)
+
+    def _place(self, x, at):
+        rest = x.shape[3:]
+        return (at[0], 0, at[1] * self.bq, *[0] * len(rest)), (1, x.shape[1], self.bq, *rest)
+
+    def tile(self, x: jax.Array, at: tuple, j: jax.Array, axis: int = 1) -> jax.Array:
+        """Block j of keys along `axis` of x (N, ...), for the matrix of `at`; float32."""
+        x = lax.dynamic_index_in_dim(x, at[0], keepdims=False)
+        return lax.dynamic_slice_in_dim(x, j * self.bk, self.bk, axis - 1).astype(jnp.float32)
+
+    def add(self, x: jax.Array, y: jax.Array, at: tuple, j: jax.Array) -> jax.Array:
+        """x (N, padded Lk, D) with y added to block j of keys, in place inside a loop."""
+        y = (self.tile(x, at, j) + y)[None]
+        return lax.dynamic_update_slice(x, y, (at[0], j * self.bk, 0))
+
+    def limits(self, at: tuple) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+        """What the rows of a block may see.
 
         Returns:
-          (B * Hkv, nk, bk), (B * Hkv, nq, R), the same or None, and (B * Hkv, nq, 2), all int32.
+          A function from a block of keys to (R, bk) bool, and the first and one past the last block
+          of keys for which any of it is true.
         """
-        nq, nk = self.grid
-        code, hi, lo = padded_vectors(mask, nq * self.bq, nk * self.bk)
-        bounds = hull(active_tiles(code, hi, lo, self.bq, self.bk))
-        shape = (self.batch, self.heads, self.streams, nq * self.bq)
-        spread = lambda x: jnp.broadcast_to(
-            x[:, None], (self.batch, self.kv_heads, *x.shape[1:])
-        ).reshape(-1, *x.shape[1:])
-        return (
-            spread(code.reshape(-1, nk, self.bk)),
-            self.rows(jnp.broadcast_to(hi[:, None], shape)),
-            None if lo is None else self.rows(jnp.broadcast_to(lo[:, None, None], shape)),
-            spread(bounds),
-        )
+        vectors = self.code, self.hi, self.lo, self.hulls
+        example = lax.div(at[0], self.kv_heads) if self.code.shape[0] > 1 else 0
+        pick = functools.partial(lax.dynamic_index_in_dim, index=example, keepdims=False)
+        code, hi, lo, hulls = jax.tree.map(pick, vectors)
+        groups = self.heads // self.kv_heads, self.streams, self.bq
+
+        def of_rows(x):
+            x = lax.dynamic_slice_in_dim(x, at[1] * self.bq, self.bq, x.ndim - 1)
+            return jnp.broadcast_to(lax.expand_dims(x, range(3 - x.ndim)), groups).reshape(-1, 1)
+
+        hi, lo = jax.tree.map(of_rows, (hi, lo))
+
+        def seen(j):
+            tile = lax.dynamic_slice_in_dim(code, j * self.bk, self.bk)[None]
+            return tile <= hi if lo is None else (tile <= hi) & (tile >= lo)
+
+        return seen, lax.dynamic_index_in_dim(hulls, at[1], keepdims=False)
 
 
-def _seen(code: jax.Array, hi: jax.Array, lo: jax.Array | None) -> jax.Array:
-    """(R, bk) bool from code (bk,), hi and lo (R,)."""
-    code = code[None]
-    seen = code <= hi[:, None]
-    return seen if lo is None else seen & (code >= lo[:, None])
+def _tiles(q: jax.Array, k: jax.Array, mask: IntervalMask) -> _Tiles:
+    heads, streams, length = q.shape[1:4]
+    kv_heads, keys = k.shape[1:3]
+    bq = min(max(ROWS * kv_heads // (heads * streams), 1), length)
+    bk = min(KEYS, keys)
+    code, hi, lo = padded_vectors(mask, round_up(length, bq), round_up(keys, bk))
+    hulls = hull(active_tiles(code, hi, lo, bq, bk))
+    return _Tiles(heads, kv_heads, streams, length, bq, bk, code, hi, lo, hulls)
 
 
 def _dot(dtype: jnp.dtype) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Product of float32 matrices, exact to the bits of the dtype of the inputs."""
+    """The product of float32 matrices, exact if the inputs were float32."""
     exact = lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
     return functools.partial(jnp.dot, precision=exact)
