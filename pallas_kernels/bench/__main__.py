@@ -9,12 +9,14 @@ import argparse
 from pallas_kernels.chips import CHIPS
 
 NOTES = """\
-cycles, splash, ratio   ours, splash attention's best of several block sizes, ours / splash
+cycles, splash, ratio   ours, the cheapest use of splash attention found, ours / splash
+2 calls                 ours / splash attention called once per stream; the cheapest may be one
+                        call with the rows of both streams interleaved
 MXU, busy               cycles if only the MXUs limited it (the floor), and its share of all cycles
 outside                 share of cycles outside segments with products: per-step overhead
 masked                  share of the pairs worked on that no query sees: the diagonal
 VALU ... EUP            share of these slots in use, in segments with products
-us                      cycles / clock, or HBM traffic if that is longer
+us, HBM                 cycles / clock, or HBM traffic if that is longer; HBM traffic alone
 TFLOP/s                 useful, per chip
 dense                   time of dense XLA (its own lower bound) over ours; backward rows: both ways
 """
@@ -35,13 +37,18 @@ def main() -> None:
     )
     parser.add_argument(
         "--kinds",
-        default="two_stream,uniform_length,cached",
+        default="two_stream,full_length,uniform_length,cached",
         help="with --static: one or several, with commas",
     )
     parser.add_argument("--lengths", default="1024,2048", help="sequence lengths, with commas")
     parser.add_argument("--dim", type=int, default=128, help="head size")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--out", default="bench_static.json", help="with --static: the JSON rows")
+    parser.add_argument(
+        "--against",
+        help="with --static: rows of an earlier run; do not compile splash and dense XLA again, "
+        "and fail if a loop has grown by more than 5 %%",
+    )
     args = parser.parse_args()
     if args.static:
         args.topology = args.topology or [CHIPS["v5p"].topology]

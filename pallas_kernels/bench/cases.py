@@ -84,38 +84,39 @@ def _interleaved(length: int, block: int) -> np.ndarray:
     return np.concatenate([half, half], axis=1).ravel()
 
 
-# Two streams are two calls with one stream each, or one with the rows of both: what is cheaper.
+@dataclasses.dataclass(frozen=True)
+class Splash:
+    """A mask for splash attention, and the blocks to take the best of: query rows, keys, keys per
+    step of the computation. Others tried at L = 2048 on v5p cost more."""
+
+    mask: Callable[[int, int], splash_masks.Mask]  # from L and the query rows of a block
+    blocks: tuple[tuple[int, int, int], ...]
+    streams: int = 1  # whose rows one call takes
+
+
+_PLAIN = ((512, 512, 512), (512, 1024, 512), (1024, 1024, 512), (1024, 1024, 1024))
+_STACKED = ((1024, 512, 512), (1024, 1024, 512), (1024, 1024, 1024), (2048, 512, 512))
 SPLASH = {
-    "causal": lambda n, block: splash_masks.CausalMask((n, n)),
-    "interleaved": lambda n, block: _causal(_interleaved(n, block), n),
-    "full": lambda n, block: splash_masks.FullMask((n, n)),
+    "causal": Splash(lambda n, block: splash_masks.CausalMask((n, n)), _PLAIN),
+    "interleaved": Splash(
+        lambda n, block: _causal(_interleaved(n, block), n), (*_STACKED, (2048, 1024, 512)), 2
+    ),
+    "full": Splash(lambda n, block: splash_masks.FullMask((n, n)), _PLAIN),
 }
-VARIANTS = {  # calls per head of our kernel
-    "two_stream": {"causal": 2, "interleaved": 1},
-    "causal": {"causal": 1},
-    "full": {"full": 1},
-}
-SPLASH_BLOCKS = (  # query rows, keys, keys per compute step
-    (512, 512, 512),
-    (512, 1024, 512),
-    (1024, 512, 512),
-    (1024, 1024, 512),
-    (1024, 1024, 1024),
-    (2048, 1024, 512),
-    (2048, 2048, 512),
-)
+# Two streams are two calls with one stream each, or one with the rows of both.
+VARIANTS = {"two_stream": ("causal", "interleaved"), "causal": ("causal",), "full": ("full",)}
 
 
-def splash_names(variant: str, length: int, dim: int, dtype: str) -> dict[str, int]:
-    """Cases to take the best of, and how many calls each needs per head."""
-    names = {}
-    for mask, calls in VARIANTS[variant].items():
-        rows = 2 * length if mask == "interleaved" else length
-        for blocks in SPLASH_BLOCKS:
-            legal = rows % blocks[0] == 0 and length % blocks[1] == 0
-            if legal and not (mask == "interleaved" and blocks[0] // 2 > length):
-                names[f"splash/{mask}/{length}/{dim}/{dtype}/{'x'.join(map(str, blocks))}"] = calls
-    return names
+def splash_names(mask: str, length: int, dim: int, dtype: str) -> list[str]:
+    """Names of the cases with this mask of `SPLASH` that are possible."""
+    if dtype != "bfloat16":  # of float32, splash computes the products of one bfloat16 pass
+        return []
+    what = SPLASH[mask]
+    return [
+        f"splash/{mask}/{length}/{dim}/{dtype}/{bq}x{bk}x{compute}"
+        for bq, bk, compute in what.blocks
+        if length % (bq // what.streams) == 0 and length % bk == 0
+    ]
 
 
 def _shape(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
@@ -160,6 +161,7 @@ def _own(kind: str, way: str, length: int, dim: int, dtype: str) -> Case:
     bq, bk = (config.bq, config.bk) if way == "forward" else (config.bwd_bq, config.bwd_bk)
     facts = {
         "heads": q.shape[0] * q.shape[1],
+        "streams": mask.streams,
         "visible_pairs": visible_pairs(mask),
         "tile_pairs": tile_pairs(mask, length, bq, bk),
         "config": {n: x for n, x in dataclasses.asdict(config).items() if n != "interpret"},
@@ -176,9 +178,9 @@ def _own(kind: str, way: str, length: int, dim: int, dtype: str) -> Case:
 
 def _splash(mask: str, length: int, dim: int, dtype: str, sizes: str) -> Case:
     bq, bk, compute = map(int, sizes.split("x"))
-    rows = 2 * length if mask == "interleaved" else length
+    rows = SPLASH[mask].streams * length
     kernel = splash.make_splash_mha(
-        mask=splash_masks.MultiHeadMask([SPLASH[mask](length, bq)] * HEADS),
+        mask=splash_masks.MultiHeadMask([SPLASH[mask].mask(length, bq)] * HEADS),
         block_sizes=splash.BlockSizes(
             block_q=bq,
             block_kv=bk,
@@ -225,7 +227,7 @@ def _cached(length: int, dim: int, dtype: str) -> Case:
     lengths = jnp.arange(length // HEADS, length + 1, length // HEADS, dtype=jnp.int32)
     cache = _shape(HEADS, HEADS, length, dim, dtype=dtype)
     q = _shape(HEADS, 1, HEADS, dim, dtype=dtype)
-    facts = {"heads": HEADS * HEADS, "visible_pairs": float(lengths.mean())}
+    facts = {"heads": HEADS * HEADS, "streams": 1}
     function = lambda q, k, v, n: cached_attention(q, k, v, n, impl="pallas")
     return Case(function, [q, cache, cache, lengths], facts)
 

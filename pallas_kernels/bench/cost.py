@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from pallas_kernels.bench.aot import Compiled, Report, StaticError
-from pallas_kernels.bench.cases import KINDS, splash_names
+from pallas_kernels.bench.cases import KINDS, SPLASH, VARIANTS, splash_names
 from pallas_kernels.bench.schedule import Schedule, Segment
 from pallas_kernels.chips import CHIPS, Chip
 
@@ -20,6 +20,7 @@ class Row:
 
     kernel: str
     generation: str
+    streams: int
     length: int
     dim: int
     dtype: str
@@ -39,16 +40,23 @@ class Row:
     hbm_microseconds: float
     tflops: float | None  # useful, per chip
     compile_seconds: float
-    splash: str | None = None  # the best case
-    splash_cycles: float | None = None
-    splash_cores: int | None = None
-    dense_microseconds: float | None = None  # per head on one device, XLA's own lower bound
-    dense_ratio: float | None = None  # device time of dense XLA over ours
+    splash: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by its mask
+    device_microseconds: float = 0.0  # on all cores; of a backward, with its forward
+    dense_microseconds: float | None = None  # the same of dense XLA, by XLA's own lower bound
 
     @property
-    def ratio(self) -> float | None:
-        """Of our cycles to splash's."""
-        return self.cycles / self.splash_cycles if self.splash_cycles else None
+    def best_splash(self) -> str | None:
+        """The cheapest way to use splash attention, a key of `splash`."""
+        return min(self.splash, key=lambda mask: self.splash[mask]["cycles"], default=None)
+
+    def ratio(self, mask: str | None) -> float | None:
+        """Of our cycles to those of splash attention."""
+        return self.cycles / self.splash[mask]["cycles"] if mask in self.splash else None
+
+    @property
+    def dense_ratio(self) -> float | None:
+        """Of dense XLA's time to ours."""
+        return self.dense_microseconds and self.dense_microseconds / self.device_microseconds
 
     @property
     def mxu_share(self) -> float:
@@ -120,31 +128,21 @@ def reconcile(kernel: Schedule, way: str, facts: dict[str, Any], dim: int, chip:
     )
 
 
-def rows(report: Report, kinds: list[str], lengths: list[int], dim: int, dtype: str) -> list[Row]:
-    """Rows of every kind, way and length of one topology that could be compiled.
+def rows(report: Report, kinds: list[str], lengths: list[int]) -> list[Row]:
+    """Rows of every kind, length and direction of one topology that could be compiled.
 
     Raises:
       StaticError: a schedule is misread.
     """
     found = []
+    own = [n for n in report.cases if n.split("/")[0] in ("own", "cached")]
     for kind in kinds:
         for length in lengths:
-            forward = None
-            for way in PRODUCTS:
-                name = f"own/{kind}/{way}/{length}/{dim}/{dtype}"
-                if name not in report.cases:
-                    continue
-                row = _row(report, name)
-                row = _with_splash(row, report, KINDS[kind].splash, way)
-                dense = report.cases.get(name.replace("own", "dense"))
-                if dense and (way == "forward" or forward):
-                    row = _with_dense(row, forward, dense)
-                forward = row if way == "forward" else None
-                found.append(row)
-    for length in lengths:
-        name = f"cached/{length}/{dim}/{dtype}"
-        if name in report.cases:
-            found.append(_row(report, name))
+            mine = [_row(report, n) for n in own if f"{kind}/" in n and f"/{length}/" in n]
+            total = 0.0
+            for row in mine:
+                total += row.microseconds / row.cores
+                found.append(_with_others(row, report, kind, total))
     return found
 
 
@@ -171,6 +169,7 @@ def _row(report: Report, name: str) -> Row:
     return Row(
         kernel=" ".join(what[1:]) or "cached",
         generation=chip.name,
+        streams=case.facts["streams"],
         length=length,
         dim=dim,
         dtype=dtype,
@@ -207,30 +206,32 @@ def splash_cycles(case: Compiled, way: str) -> tuple[float, int]:
     return cycles, min(busy_cores(k) for k in kernels)
 
 
-def _with_splash(row: Row, report: Report, variant: str | None, way: str) -> Row:
-    if variant is None:
-        return row
-    calls = splash_names(variant, row.length, row.dim, row.dtype)
-    costs = {}
-    for name in calls.keys() & report.cases.keys():
-        cycles, cores = splash_cycles(report.cases[name], way)
-        costs[name] = (calls[name] * cycles, cores)
-    if not costs:
-        return row
-    best = min(costs, key=costs.get)
-    _, mask, *_, blocks = best.split("/")
-    return dataclasses.replace(
-        row,
-        splash=f"{blocks} {mask} x{calls[best]}",
-        splash_cycles=costs[best][0],
-        splash_cores=costs[best][1],
-    )
+def _with_others(row: Row, report: Report, kind: str, device_microseconds: float) -> Row:
+    """Adds the best splash attention and dense XLA, where they were compiled.
+
+    Args:
+      device_microseconds: ours on all cores, of the forward too if the row is a backward, because
+        the program of dense XLA is.
+    """
+    what, *_, way = [*row.kernel.split(), ""][:2]
+    tail = f"{row.length}/{row.dim}/{row.dtype}"
+    changes: dict[str, Any] = {"device_microseconds": device_microseconds}
+    dense = report.cases.get(f"dense/{what}/{way}/{tail}")
+    if dense and dense.optimal_seconds > 0:  # on occasion the cost model says otherwise
+        changes["dense_microseconds"] = dense.optimal_seconds * 1e6 / dense.facts["heads"]
+    masks = VARIANTS[KINDS[kind].splash] if kind in KINDS and KINDS[kind].splash else ()
+    best = {m: _best_splash(report, m, row, way) for m in masks}
+    changes["splash"] = {m: x for m, x in best.items() if x}
+    return dataclasses.replace(row, **changes)
 
 
-def _with_dense(row: Row, forward: Row | None, dense: Compiled) -> Row:
-    """Dense XLA; a backward is compared together with its forward, and so is ours."""
-    if dense.optimal_seconds <= 0:  # the cost model says so on occasion
-        return row
-    ours = sum(r.microseconds / r.cores for r in (row, forward) if r)
-    theirs = dense.optimal_seconds * 1e6 / dense.facts["heads"]
-    return dataclasses.replace(row, dense_microseconds=theirs, dense_ratio=theirs / ours)
+def _best_splash(report: Report, mask: str, row: Row, way: str) -> dict[str, Any]:
+    """The blocks with the fewest cycles, for all streams of a head; empty if none was compiled."""
+    calls = row.streams // SPLASH[mask].streams
+    found = []
+    for name in splash_names(mask, row.length, row.dim, row.dtype):
+        if name in report.cases:
+            cycles, cores = splash_cycles(report.cases[name], way)
+            blocks = name.split("/")[-1]
+            found.append(dict(blocks=blocks, calls=calls, cycles=calls * cycles, cores=cores))
+    return min(found, key=lambda x: x["cycles"], default={})

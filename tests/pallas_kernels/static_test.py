@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.bench import aot, cost, execute, prefetch, schedule
-from pallas_kernels.bench.cases import KINDS, splash_names, tile_pairs, visible_pairs
+from pallas_kernels.bench.cases import KINDS, SPLASH, splash_names, tile_pairs, visible_pairs
 from pallas_kernels.chips import CHIPS, generation_of
 from pallas_kernels.config import default_config
 from pallas_kernels.masks import visible
@@ -178,13 +178,23 @@ def test_cycles_per_head_need_known_runs():
         cost.cycles_per_head(unknown, 1)
 
 
-def test_splash_candidates_are_legal():
+@pytest.mark.parametrize("mask", SPLASH)
+def test_splash_candidates_are_legal(mask):
+    rows = SPLASH[mask].streams
     for length in (512, 1024, 2048):
-        names = splash_names("two_stream", length, 128, "bfloat16")
-        assert {n.split("/")[1] for n in names} == {"causal", "interleaved"}
+        names = splash_names(mask, length, 128, "bfloat16")
+        assert names
         for name in names:
             bq, bk, compute = map(int, name.split("/")[-1].split("x"))
-            assert length % bk == 0 and bk % compute == 0 and 2 * length % bq == 0
+            assert length % bk == 0 and bk % compute == 0 and rows * length % bq == 0
+
+
+def test_interleaved_streams_see_the_same_keys():
+    from pallas_kernels.bench import cases
+
+    mask = cases.SPLASH["interleaved"].mask(512, 256)
+    dense = mask[:, :].reshape(4, 2, 128, 512).swapaxes(0, 1).reshape(2, 512, 512)
+    np.testing.assert_array_equal(dense, np.broadcast_to(np.tri(512, dtype=bool), dense.shape))
 
 
 def test_prefetched_tables_of_a_program():
