@@ -43,13 +43,14 @@ def forward(
       q: (B, H, S, L, D). k, v: (B, Hkv, Lk, D), H a multiple of Hkv, any L and Lk.
       mask: who sees whom.
       scale: of the scores.
-      config: of the Pallas kernels; the sizes here are `ROWS` and `KEYS`.
+      config: bq and bk of it are the size of a tile, default by `ROWS` and `KEYS`.
 
     Returns:
       o (B, H, S, L, D) in the dtype of q, and its natural lse (B, H, S, L) float32; zero and `DEAD`
       for a row that sees no key.
     """
-    tiles, dot = _tiles(q, k, mask), _dot(q.dtype)
+    tiles = _tiles(q, k, mask, config and (config.bq, config.bk))
+    dot = _dot(q.dtype)
     queries, keys, values = tiles.rows(q), tiles.keys(k), tiles.keys(v)
 
     def block(at, results):
@@ -94,15 +95,17 @@ def backward(
     """Gradients of `forward`, from probabilities computed anew.
 
     Args:
-      q, k, v, mask, scale, config: as of `forward`.
+      q, k, v, mask, scale: as of `forward`.
       lse2: lse in base 2, 0 for a row that sees no key. delta: sum of o * do, minus the gradient of
         the natural lse. Both (B, H, S, L) float32.
       do: (B, H, S, L, D), the gradient of o.
+      config: bwd_bq and bwd_bk of it are the size of a tile, default by `ROWS` and `KEYS`.
 
     Returns:
       dq, dk, dv in the dtypes of q, k, v.
     """
-    tiles, dot = _tiles(q, k, mask), _dot(q.dtype)
+    tiles = _tiles(q, k, mask, config and (config.bwd_bq, config.bwd_bk))
+    dot = _dot(q.dtype)
     of_rows = [tiles.rows(x) for x in (q, do, lse2, delta)]
     keys, values = tiles.keys(k), tiles.keys(v)
     keys_t = keys.mT
@@ -224,11 +227,11 @@ class _Tiles:
         return seen, lax.dynamic_index_in_dim(hulls, at[1], keepdims=False)
 
 
-def _tiles(q: jax.Array, k: jax.Array, mask: IntervalMask) -> _Tiles:
+def _tiles(q: jax.Array, k: jax.Array, mask: IntervalMask, size: tuple[int, int] | None) -> _Tiles:
     heads, streams, length = q.shape[1:4]
     kv_heads, keys = k.shape[1:3]
-    bq = min(max(ROWS * kv_heads // (heads * streams), 1), length)
-    bk = min(KEYS, keys)
+    bq, bk = size or (ROWS * kv_heads // (heads * streams), KEYS)
+    bq, bk = min(max(bq, 1), length), min(bk, keys)
     code, hi, lo = padded_vectors(mask, round_up(length, bq), round_up(keys, bk))
     hulls = hull(active_tiles(code, hi, lo, bq, bk))
     return _Tiles(heads, kv_heads, streams, length, bq, bk, code, hi, lo, hulls)

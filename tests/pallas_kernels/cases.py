@@ -16,7 +16,7 @@ PIPED = {**KERNEL, "generation": "v6e"}
 # Name -> impl and changes of its default configuration; None is no configuration at all.
 BACKENDS = {
     "dense": ("xla_dense", None),
-    "blocked": ("xla_blocked", None),
+    "blocked": ("xla_blocked", {}),
     "kernel": ("pallas", KERNEL),
     "piped": ("pallas", PIPED),
     "splash": ("splash", KERNEL),
