@@ -1,63 +1,24 @@
 """Backward of interval attention on TPU: one kernel, five products a tile, no [L, Lk] array.
 
-Q, dO and dQ of a query head stay in VMEM while blocks of keys pass by. Score tiles are transposed
-(keys on sublanes, queries on lanes), so that lse and delta of a query are rows that broadcast.
+Q, dO and dQ of a query head stay in VMEM while blocks of keys pass by, so gradients are summed
+there, in a fixed order.
 """
 
-import dataclasses
-import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.backward_tiles import Plan, Tiles, causal, interval
 from pallas_kernels.blocks import active_tiles, hull, pad, padded_vectors, round_up
 from pallas_kernels.config import AttentionConfig
-from pallas_kernels.lowering import LANES, NN, NT, interpret, product
+from pallas_kernels.lowering import LANES, buffer_bytes, check_vmem, interpret
 from pallas_kernels.masks import IntervalMask
 
-CHUNK = 256  # queries of one stream whose scores are in flight at a time
-TN = (((0,), (0,)), ((), ()))  # a.T @ b
-TT = (((0,), (1,)), ((), ()))  # a.T @ b.T
-LOG2_E = float(np.log2(np.e))
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What a kernel knows when it is traced. Sizes are padded."""
-
-    scale: float
-    strict: tuple[bool, ...] | None  # of a causal mask
-    lower: bool  # whether an interval mask has lower bounds
-    streams: int
-    rows: int
-    bq: int
-    bk: int
-    steps: int  # key blocks
-    group: int  # query heads of a key head
-    diagonal: int  # queries of a chunk on the diagonal of a causal mask
-    wide: bool  # dQ and dV are accumulated transposed
-    exact: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """`rows` queries of one stream, from row `start`, and the first keys of a block."""
-
-    stream: int
-    start: jax.Array | int
-    rows: int
-    keys: int
-
-    @property
-    def at(self) -> pl.Slice:
-        start = self.start
-        return pl.ds(start if isinstance(start, int) else pl.multiple_of(start, LANES), self.rows)
+KERNELS = {"causal": causal, "interval": interval}
+INPUTS = ("q", "do", "k", "v", "lse2", "delta")
 
 
 def backward(
@@ -71,82 +32,52 @@ def backward(
     *,
     scale: float,
     config: AttentionConfig,
+    partial: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients of attention.
 
     Args:
-      q, do: (B, H, S, L, D). k, v: (B, Hkv, Lk, D). All bfloat16 or all float32.
+      q, do: (B, H, S, L, D). k, v: (B, Hkv, Lk, D). All bfloat16 or all float32, and finite.
       mask: who sees whom.
       lse2: (B, H, S, L) float32, base-2 log sum exp of the scores; 0 for a row that sees no key.
       delta: (B, H, S, L) float32, <out, do> less the cotangent of the (natural) lse.
       scale: of the scores.
       config: block sizes, layout and VMEM limit.
+      partial: leave dK and dV in float32, to be added to others.
 
     Returns:
       Gradients of q, k and v in their dtypes, accumulated in float32.
+
+    Raises:
+      ValueError: Q, dO and dQ of a head do not fit; `streaming_backward` cuts them to pieces.
     """
-    batch, heads, streams, length, dim = q.shape
-    kv_heads, kv_length = k.shape[1:3]
-    group = heads // kv_heads
-    causal = mask.kind == "causal"
-    bk = config.bwd_step if causal else config.bwd_bk
-    # Behind the diagonal of a key block, a causal mask's loop starts with a whole query block.
-    bq = math.gcd(config.bwd_bq, bk) if causal else config.bwd_bq
-    rows, keys = round_up(length, bk if causal else bq), round_up(kv_length, bk)
-    plan = Plan(
-        scale=scale,
-        strict=mask.strict,
-        lower=mask.lo is not None,
-        streams=streams,
-        rows=rows,
-        bq=bq,
-        bk=bk,
-        steps=keys // bk,
-        group=group,
-        diagonal=math.gcd(config.bwd_rc, bk),
-        wide=config.bwd_dq == "nt",
-        exact=q.dtype == jnp.float32,
-    )
-    q, do, lse2, delta = (pad(x, 3, rows) for x in (q, do, lse2, delta))
+    plan = best_plan(q, k, mask, scale, config, partial)
+    check_vmem("The backward of this many rows", vmem(plan, q.shape[-1], q.dtype), config)
+    length, kv_length, keys = q.shape[3], k.shape[2], plan.steps * plan.bk
+    q, do, lse2, delta = (pad(x, 3, plan.rows) for x in (q, do, lse2, delta))
     k, v = (pad(x, 2, keys) for x in (k, v))
-
-    head = lambda b, h, g, j, *_: (b, h * group + g, 0, 0)
-    resident = pl.BlockSpec((1, 1, streams, rows, dim), lambda *i: (*head(*i), 0))
-    row = pl.BlockSpec((1, 1, streams, rows), head)
-    block = pl.BlockSpec((1, 1, bk, dim), lambda b, h, g, j, *_: (b, h, j, 0))
-    inputs = {"q": (q, resident), "do": (do, resident), "k": (k, block), "v": (v, block)}
-    inputs |= {"lse2": (lse2, row), "delta": (delta, row)}
-    hulls = []
-    if not causal:
-        code, hi, lo = padded_vectors(mask, rows, keys)
-        hulls = [hull(active_tiles(code, hi, lo, bq, bk).swapaxes(1, 2))]
-        inputs |= _limits(code, hi, lo, bk)
-
-    # Until the last query head of a group the window stays on block 0, and nothing is written.
-    last = lambda b, h, g, j, *_: (b, h, jnp.where(g == group - 1, j, 0), 0)
-    of_keys = pl.BlockSpec((1, 1, bk, dim), last)
-    of_rows = resident
-    if causal:
-        diagonal = lambda b, h, g, j, *_: (b, h * group + g, 0, j, 0)
-        of_rows = pl.BlockSpec((1, 1, streams, bk, dim), diagonal)
-    outputs = {"dq": (q, of_rows), "dk": (k, of_keys), "dv": (v, of_keys)}
-    slots = plan.steps if group > 1 else 1
-    flip = lambda n: (dim, n) if plan.wide else (n, dim)
-    scratch = {
-        "dq_acc": (streams, *flip(rows)),
-        "dk_acc": (slots, bk, dim),
-        "dv_acc": (slots, *flip(bk)),
-    }
+    arrays, hulls = [q, do, k, v, lse2, delta], []
+    if plan.kind == "interval":
+        code, hi, lo = padded_vectors(mask, plan.rows, keys)
+        hulls = [hull(active_tiles(code, hi, lo, plan.bq, plan.bk).swapaxes(1, 2))]
+        batch = hulls[0].shape[0]  # vectors of one row are shared by all examples
+        arrays += [jnp.broadcast_to(code[..., None], (batch, keys, LANES)), hi]
+        arrays += [] if lo is None else [lo[:, None]]
+    inputs, outputs, scratch = _blocks(plan, q.shape[-1])
     names = [*(["hull"] if hulls else []), *inputs, *outputs, *scratch]
-    kernel = _causal if causal else _interval
+    of_keys = jnp.float32 if partial else k.dtype
     dq, dk, dv = pl.pallas_call(
-        lambda *refs: kernel(_Tiles(plan, dict(zip(names, refs, strict=True)))),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in outputs.values()],
+        lambda *refs: KERNELS[plan.kind](Tiles(plan, dict(zip(names, refs, strict=True)))),
+        out_shape=[
+            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            jax.ShapeDtypeStruct(k.shape, of_keys),
+            jax.ShapeDtypeStruct(v.shape, of_keys),
+        ],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(hulls),
-            grid=(batch, kv_heads, group, plan.steps),
-            in_specs=[spec for _, spec in inputs.values()],
-            out_specs=[spec for _, spec in outputs.values()],
+            grid=(k.shape[0], k.shape[1], plan.group, plan.steps),
+            in_specs=list(inputs.values()),
+            out_specs=list(outputs.values()),
             scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch.values()],
         ),
         compiler_params=pltpu.CompilerParams(
@@ -154,207 +85,88 @@ def backward(
             vmem_limit_bytes=config.vmem,
         ),
         interpret=interpret(config),
-        name="bwdcausal" if causal else "bwdinterval",
-    )(*hulls, *(x for x, _ in inputs.values()))
+        name=f"bwd{plan.kind}",
+    )(*hulls, *arrays)
     return dq[:, :, :, :length], dk[:, :, :kv_length], dv[:, :, :kv_length]
 
 
-def _limits(code: jax.Array, hi: jax.Array, lo: jax.Array | None, bk: int) -> dict[str, Any]:
-    """Mask vectors and their blocks; vectors without a batch axis are shared by all examples."""
-    batch = lambda x, b: b if x.shape[0] > 1 else 0
-    columns = jnp.broadcast_to(code[..., None], (*code.shape, LANES))
-    rows = {"hi": hi} if lo is None else {"hi": hi, "lo": lo[:, None]}
-    return {
-        "code": (
-            columns,
-            pl.BlockSpec((1, bk, LANES), lambda b, h, g, j, *_: (batch(code, b), j, 0)),
+def best_plan(
+    q: jax.Array,
+    k: jax.Array,
+    mask: IntervalMask,
+    scale: float,
+    config: AttentionConfig,
+    partial: bool = False,
+) -> Plan:
+    """The plan to be preferred among those that fit in VMEM, or the smallest one if none does."""
+    dim, causal = q.shape[-1], mask.kind == "causal"
+    size = config.bwd_step if causal else config.bwd_bk
+    sizes = [size, *(s for s in (512, 256) if s < size)]
+    # Fetching a head's Q and dO while nothing is computed costs less than steps of 256 keys.
+    for bk, buffers in [(s, n) for s in sizes for n in ((2,) if s > 512 else (2, 1))]:
+        # Behind the diagonal of a key block, a causal mask's loop starts with a whole query block.
+        bq = math.gcd(config.bwd_bq, bk) if causal else config.bwd_bq
+        vectors = [x for x in (mask.code, mask.hi, mask.lo) if x is not None]
+        plan = Plan(
+            kind=mask.kind,
+            scale=scale,
+            strict=mask.strict,
+            lower=mask.lo is not None,
+            shared=all(x.shape[0] == 1 for x in vectors),
+            streams=q.shape[2],
+            rows=round_up(q.shape[3], bk if causal else bq),
+            bq=bq,
+            bk=bk,
+            steps=-(-k.shape[2] // bk),
+            group=q.shape[1] // k.shape[1],
+            diagonal=math.gcd(config.bwd_rc, bk),
+            wide=config.bwd_dq == "nt",
+            exact=q.dtype == jnp.float32,
+            buffers=buffers,
+            partial=partial,
         )
-    } | {
-        name: (x, pl.BlockSpec((1, *x.shape[1:]), lambda b, *_, x=x: (batch(x, b), 0, 0)))
-        for name, x in rows.items()
-    }
+        if vmem(plan, dim, q.dtype) <= config.vmem:
+            break
+    return plan
 
 
-class _Tiles:
-    """The refs of a step, by name, and what is computed of a piece."""
-
-    def __init__(self, plan: Plan, refs: dict[str, Any]):
-        self.plan, self.refs = plan, refs
-        self.dot = functools.partial(product, exact=plan.exact)
-        self.group, self.step = pl.program_id(2), pl.program_id(3)
-        self.slot = self.step if plan.group > 1 else 0
-
-    def scores(self, p: Piece) -> tuple[jax.Array, jax.Array]:
-        """K Q^T and V dO^T, [keys, rows]."""
-        of = lambda keys, rows: self.dot(
-            self.refs[keys][0, 0, : p.keys], self.refs[rows][0, 0, p.stream, p.at], NT
-        )
-        return of("k", "q"), of("v", "do")
-
-    def weights(self, p: Piece, s: jax.Array, dp: jax.Array, seen: jax.Array | None):
-        """P^T and dS^T without the scale, in the dtype of the products to come."""
-        row = lambda name: self.refs[name][0, 0, pl.ds(p.stream, 1), p.at]
-        w = jnp.exp2(s * (self.plan.scale * LOG2_E) - row("lse2"))
-        if seen is not None:
-            w = jnp.where(seen, w, 0.0)
-        dtype = self.refs["q"].dtype
-        return w.astype(dtype), (w * (dp - row("delta"))).astype(dtype)
-
-    def add_keys(self, p: Piece, w: jax.Array, ds: jax.Array, fresh: Any) -> None:
-        """dV += P^T dO, dK += dS^T Q."""
-        row = lambda name: self.refs[name][0, 0, p.stream, p.at]
-        keys = (self.slot, slice(0, p.keys))
-        if self.plan.wide:
-            columns = (self.slot, slice(None), slice(0, p.keys))
-            _add(self.refs["dv_acc"], columns, self.dot(row("do"), w, TT), fresh)
-        else:
-            _add(self.refs["dv_acc"], keys, self.dot(w, row("do"), NN), fresh)
-        _add(self.refs["dk_acc"], keys, self.dot(ds, row("q"), NN), fresh)
-
-    def of_rows(self, p: Piece, ds: jax.Array) -> jax.Array:
-        """What the piece adds to dQ (without the scale): dS K, or its transpose."""
-        k = self.refs["k"][0, 0, : p.keys]
-        if self.plan.wide:
-            return self.dot(k, ds, TN)
-        return self.dot(ds, k, TN)
-
-    def rows_at(self, p: Piece) -> tuple:
-        return (p.stream, slice(None), p.at) if self.plan.wide else (p.stream, p.at)
-
-    def run(
-        self,
-        pieces: list[Piece],
-        seen: Callable[[Piece], jax.Array | None],
-        fresh: Any,
-        put_rows: Callable[[Piece, jax.Array], None],
-        done: Callable[[Piece], None] = lambda p: None,
-    ) -> None:
-        """Scores of a piece are issued before the softmax of the one before (v6e: 6 % faster).
-
-        Args:
-          pieces: the first one has all keys of the block.
-          seen: which pairs of a piece may see each other, None for all.
-          fresh: whether dK and dV of this key block start here.
-          put_rows: takes what a piece adds to dQ.
-          done: called after a piece.
-        """
-        ahead = self.scores(pieces[0])
-        for n, p in enumerate(pieces):
-            s, dp = ahead
-            if n + 1 < len(pieces):
-                ahead = self.scores(pieces[n + 1])
-            w, ds = self.weights(p, s, dp, seen(p))
-            self.add_keys(p, w, ds, fresh if n == 0 else False)
-            put_rows(p, self.of_rows(p, ds))
-            done(p)
-
-    def query_block(self, i: jax.Array) -> list[Piece]:
-        bq, streams = self.plan.bq, range(self.plan.streams)
-        size = math.gcd(CHUNK, bq)
-        return [
-            Piece(s, i * bq + r, size, self.plan.bk) for r in range(0, bq, size) for s in streams
-        ]
-
-    def write_keys(self, start: int, size: int) -> None:
-        """Writes final dK and dV of some keys of the block."""
-        at, dtype = pl.ds(start, size), self.refs["dk"].dtype
-        dv = self.refs["dv_acc"]
-        dv = dv[self.slot, :, at].T if self.plan.wide else dv[self.slot, at]
-        self.refs["dv"][0, 0, at] = dv.astype(dtype)
-        dk = self.refs["dk_acc"][self.slot, at] * self.plan.scale
-        self.refs["dk"][0, 0, at] = dk.astype(dtype)
-
-    def write_rows(self, stream: int, at: Any, dq: jax.Array) -> None:
-        """Writes final dQ, given without the scale and transposed if `wide`."""
-        dq = (dq.T if self.plan.wide else dq) * self.plan.scale
-        self.refs["dq"][0, 0, stream, at] = dq.astype(self.refs["dq"].dtype)
+def vmem(plan: Plan, dim: int, dtype: jnp.dtype) -> int:
+    """Bytes of VMEM a plan needs."""
+    inputs, outputs, scratch = _blocks(plan, dim)
+    types = {"lse2": jnp.float32, "delta": jnp.float32} | dict.fromkeys(("code", "hi", "lo"), "i4")
+    if plan.partial:
+        types |= {"dk": jnp.float32, "dv": jnp.float32}
+    size = lambda name, spec: buffer_bytes(spec.block_shape, types.get(name, dtype))
+    blocks = sum(2 * size(*x) for x in (inputs | outputs).items())
+    blocks -= (2 - plan.buffers) * sum(size(name, inputs[name]) for name in ("q", "do"))
+    # What registers cannot hold: read from the compiler's messages, rounded up.
+    spilled = plan.bk * dim * (48 if plan.exact else 4)
+    return blocks + sum(buffer_bytes(s, jnp.float32) for s in scratch.values()) + spilled
 
 
-def _add(ref: Any, at: tuple, x: jax.Array, fresh: Any) -> None:
-    """Adds x, or stores it if `fresh`; selecting is free where a pass of zeros costs 1-2 %."""
-    if fresh is True:
-        ref[at] = x
-    elif fresh is False:
-        ref[at] += x
+def _blocks(plan: Plan, dim: int) -> tuple[dict, dict, dict]:
+    """Blocks of the inputs and outputs, and shapes of float32 scratch, by name."""
+    group, streams, rows, bk = plan.group, plan.streams, plan.rows, plan.bk
+    head = lambda b, h, g, j, *_: (b, h * group + g, 0, 0, 0)
+    resident = pl.BlockSpec((1, 1, streams, rows, dim), head)
+    once = pl.BlockSpec((1, 1, streams, rows, dim), head, pipeline_mode=pl.Buffered(plan.buffers))
+    row = pl.BlockSpec((1, 1, streams, rows), lambda *i: head(*i)[:4])
+    block = pl.BlockSpec((1, 1, bk, dim), lambda b, h, g, j, *_: (b, h, j, 0))
+    inputs = dict(zip(INPUTS, (once, once, block, block, row, row), strict=True))
+    # Until the last query head of a group the window stays on block 0, and nothing is written.
+    last = lambda b, h, g, j, *_: (b, h, jnp.where(g == group - 1, j, 0), 0)
+    of_keys = pl.BlockSpec((1, 1, bk, dim), last)
+    if plan.kind == "causal":
+        diagonal = lambda b, h, g, j, *_: (b, h * group + g, 0, j, 0)
+        resident = pl.BlockSpec((1, 1, streams, bk, dim), diagonal)
     else:
-        ref[at] = jnp.where(fresh, 0.0, ref[at]) + x
-
-
-def _causal(t: _Tiles) -> None:
-    """Key block j: query blocks behind the diagonal, then the diagonal, in one line of code."""
-    plan, bk = t.plan, t.plan.bk
-    first, stop = (t.step + 1) * (bk // plan.bq), plan.rows // plan.bq
-    whole = plan.steps == 1
-    acc = t.refs["dq_acc"]
-
-    def behind(i, _):
-        fresh = (i == first) & (t.group == 0)
-        add = lambda p, x: _add(acc, t.rows_at(p), x, t.step == 0)
-        t.run(t.query_block(i), lambda p: None, fresh, add)
-
-    if not whole:
-        jax.lax.fori_loop(first, stop, behind, None)
-
-    def seen(p):
-        key = jax.lax.broadcasted_iota(jnp.int32, (p.keys, p.rows), 0)
-        row = jax.lax.broadcasted_iota(jnp.int32, (p.keys, p.rows), 1)
-        return key - row <= p.keys - p.rows - int(plan.strict[p.stream])
-
-    def put(p, x):
-        if not whole:
-            x += jnp.where(t.step == 0, 0.0, acc[t.rows_at(p)])
-        t.write_rows(p.stream, pl.ds(p.keys - p.rows, p.rows), x)
-
-    def done(p):
-        # The last keys of a piece are final after it: written while the MXUs go on.
-        if plan.group == 1 and p.stream == plan.streams - 1:
-            t.write_keys(p.keys - p.rows, p.rows)
-
-    size = plan.diagonal
-    start = t.step * bk if not whole else 0
-    pieces = [
-        Piece(s, start + r, size, r + size)
-        for r in reversed(range(0, bk, size))
-        for s in range(plan.streams)
-    ]
-    fresh = True if whole and plan.group == 1 else (first == stop) & (t.group == 0)
-    t.run(pieces, seen, fresh, put, done)
-    if plan.group > 1:
-        pl.when(t.group == plan.group - 1)(lambda: t.write_keys(0, bk))
-
-
-def _interval(t: _Tiles) -> None:
-    """Key block j: the hull of the query blocks that see a key of it."""
-    plan, refs = t.plan, t.refs
-
-    @pl.when(t.step == 0)
-    def _():
-        refs["dq_acc"][...] = jnp.zeros_like(refs["dq_acc"])
-
-    @pl.when(t.group == 0)
-    def _():
-        for name in ("dk_acc", "dv_acc"):
-            refs[name][t.slot] = jnp.zeros(refs[name].shape[1:], jnp.float32)
-
-    def seen(p):
-        key = jnp.concatenate([refs["code"][0]] * (p.rows // LANES), axis=1)
-        below = key <= refs["hi"][0, pl.ds(p.stream, 1), p.at]
-        return below & (key >= refs["lo"][0, :, p.at]) if plan.lower else below
-
-    def tile(i, _):
-        add = lambda p, x: _add(refs["dq_acc"], t.rows_at(p), x, False)
-        t.run(t.query_block(i), seen, False, add)
-
-    example = pl.program_id(0) if refs["hull"].shape[0] > 1 else 0
-    jax.lax.fori_loop(
-        refs["hull"][example, t.step, 0], refs["hull"][example, t.step, 1], tile, None
-    )
-
-    @pl.when(t.step == plan.steps - 1)
-    def _():
-        for s in range(plan.streams):
-            for r in range(0, plan.rows, plan.bq):
-                p = Piece(s, r, plan.bq, 0)
-                t.write_rows(s, p.at, refs["dq_acc"][t.rows_at(p)])
-
-    pl.when(t.group == plan.group - 1)(lambda: t.write_keys(0, plan.bk))
+        example = lambda b: 0 if plan.shared else b
+        vector = lambda n: pl.BlockSpec((1, n, rows), lambda b, *_: (example(b), 0, 0))
+        code = pl.BlockSpec((1, bk, LANES), lambda b, h, g, j, *_: (example(b), j, 0))
+        inputs |= {"code": code, "hi": vector(streams)} | ({"lo": vector(1)} if plan.lower else {})
+    outputs = {"dq": resident, "dk": of_keys, "dv": of_keys}
+    slots = plan.steps if group > 1 else 1
+    flip = lambda n: (dim, n) if plan.wide else (n, dim)
+    scratch = {} if plan.whole else {"dq_acc": (streams, *flip(rows))}
+    scratch |= {"dk_acc": (slots, bk, dim), "dv_acc": (slots, *flip(bk))}
+    return inputs, outputs, scratch

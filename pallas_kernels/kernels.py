@@ -2,8 +2,8 @@
 
 import jax
 
-from pallas_kernels import backward as resident_backward
 from pallas_kernels import forward as resident_forward
+from pallas_kernels import streaming_backward
 from pallas_kernels.blocks import pad
 from pallas_kernels.config import DTYPES, HEAD_SIZES, AttentionConfig, default_config
 from pallas_kernels.masks import IntervalMask
@@ -48,7 +48,7 @@ def backward(
     """Returns dq, dk, dv; as every backend's `backward`."""
     config = config or default_config(*q.shape[2:4], k.shape[2])
     q, k, v, do, dim = *_padded(q, k, v, do), q.shape[-1]
-    grads = resident_backward.backward(q, k, v, mask, lse2, delta, do, scale=scale, config=config)
+    grads = streaming_backward.backward(q, k, v, mask, lse2, delta, do, scale=scale, config=config)
     return tuple(x[..., :dim] for x in grads)
 
 
