@@ -8,14 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from pallas_kernels import blocked, kernels, splash
+from pallas_kernels import blocked, cudnn, kernels, splash
 from pallas_kernels.config import MIN_LENGTH, AttentionConfig
 from pallas_kernels.dense import dense_attention
 from pallas_kernels.masks import NEVER_SEEN, SEES_NOTHING, IntervalMask, visible
+from pallas_kernels.merge import merge_attention
 from pallas_kernels.reference import DEAD
 
-# Each has forward, backward and refusal(q, k, mask): why it cannot do that, or None.
-BACKENDS = {"pallas": kernels, "splash": splash, "xla_blocked": blocked}
+# Each has refusal(q, k, mask), why it cannot do that, or None; and forward and backward, but for
+# cudnn, which JAX differentiates.
+BACKENDS = {"pallas": kernels, "splash": splash, "xla_blocked": blocked, "cudnn": cudnn}
 IMPLS = ("auto", "xla_dense", *BACKENDS)
 PLATFORMS = {"pallas": "tpu", "splash": "tpu", "cudnn": "gpu"}  # the others run anywhere
 LOG2_E = float(np.log2(np.e))
@@ -54,6 +56,10 @@ def interval_attention(
     impl = _resolve(q, k, mask, config) if impl == "auto" else impl
     if reason := refusal(impl, q, k, mask):
         raise ValueError(reason)
+    if impl == "cudnn":
+        if return_lse:
+            raise ValueError("Attention 'cudnn' has no lse in float32; use 'xla_blocked' for that.")
+        return cudnn.attention(q, k, v, mask, scale=scale)
     unused_row = None
     if mask.kind == "interval":
         # Nothing in padding may matter, and zero times NaN is NaN: in outputs and in gradients.
@@ -106,8 +112,6 @@ def two_stream_attention(
     if null_kv is None:
         out = interval_attention(q, k, v, mask, **options)
         return out[:, :, 0], out[:, :, 1]
-    from pallas_kernels.merge import merge_attention
-
     part = interval_attention(q, k, v, mask, return_lse=True, **options)
     group = q.shape[1] // k.shape[1]
     spread = lambda x: jnp.repeat(jnp.broadcast_to(x, (k.shape[0], *x.shape[-2:])), group, axis=1)
