@@ -1,37 +1,15 @@
 """The real training step of every injection, compiled for a TPU slice; skipped without libtpu."""
 
-import importlib.util
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from aodiff.nn.aogpt import INJECTIONS
 from aodiff.tools.environment import WITHOUT_TPU
+from tests.compile.fresh import ROOT, needs_libtpu, run
 
-ROOT = pathlib.Path(__file__).parents[2]
 HERE = pathlib.Path(__file__).parent
-
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="libtpu is not installed; pip install -e '.[tpu]' to compile for a TPU",
-)
-
-
-def run(*arguments, path: str = str(ROOT), **variables: str) -> subprocess.CompletedProcess:
-    # JAX in this process has left variables for its children; a user's shell has none of them.
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("TPU_", "JAX_", "XLA_"))}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=clean | {"PYTHONPATH": path} | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ import pytest
 from jax.experimental import checkify
 
 import pallas_kernels as pk
-from pallas_kernels.cached import cached_attention
-from pallas_kernels.merge import merge_attention
 
 B, H, HKV, L, D = 2, 4, 2, 256, 64
 RANK = jax.ShapeDtypeStruct((B, L), jnp.int32)
@@ -196,7 +194,7 @@ def test_blocks_that_are_no_tiles(changes):
 def test_parts_that_cannot_be_merged():
     o, lse = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((2, 5, 8), (2, 5)))
     other = jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)
-    refused(merge_attention, (o, lse), (other, lse), words=("(2, 5, 8)", "(2, 4, 8)"))
+    refused(pk.merge_attention, (o, lse), (other, lse), words=("(2, 5, 8)", "(2, 4, 8)"))
 
 
 CACHE = jax.ShapeDtypeStruct((B, HKV, L, D), jnp.float32)
@@ -218,18 +216,18 @@ CACHED = {
 @pytest.mark.parametrize("name", CACHED)
 def test_cached_attention(name):
     *arguments, words = CACHED[name]
-    refused(cached_attention, *arguments, words=words)
+    refused(pk.cached_attention, *arguments, words=words)
 
 
 def test_cached_attention_impl_head_size_and_lengths():
-    unknown = lambda *x: cached_attention(*x, impl="flash")
+    unknown = lambda *x: pk.cached_attention(*x, impl="flash")
     refused(unknown, QUERY, CACHE, CACHE, LENGTHS, words=("'flash'", "pallas", "xla_dense"))
-    pallas = lambda *x: cached_attention(*x, impl="pallas")
+    pallas = lambda *x: pk.cached_attention(*x, impl="pallas")
     wide = change(CACHE, shape=(B, HKV, L, 320))
     query = change(QUERY, shape=(B, 1, H, 320))
     refused(pallas, query, wide, wide, LENGTHS, words=("'pallas'", "256", "320"))
     full, cache = (jnp.zeros(x.shape, x.dtype) for x in (QUERY, CACHE))
-    attend = lambda lengths: cached_attention(full, cache, cache, lengths)
+    attend = lambda lengths: pk.cached_attention(full, cache, cache, lengths)
     bad, good = np.array([0, L + 1], np.int32), np.array([0, L], np.int32)
     with pytest.raises(ValueError) as caught:
         attend(bad)

@@ -8,7 +8,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 import pallas_kernels as pk
-from pallas_kernels.cached import cached_attention
 from pallas_kernels.reference import DEAD
 from tests.pallas_kernels.cases import BACKENDS, Case, attend, config_of, inputs, mask_of, wanted
 
@@ -125,7 +124,7 @@ def test_cached_attention_does_not_race_nor_read_what_was_not_written(queries, m
     lengths = np.array([0, 1, 200, 384], np.int32)
     config = pk.default_config(1, 16, 384, bk=128, interpret="tpu")
     with jax.default_matmul_precision("highest"):
-        got = cached_attention(q, k, v, lengths, impl="pallas", config=config)
+        got = pk.cached_attention(q, k, v, lengths, impl="pallas", config=config)
     got = np.asarray(got)
     assert RACE not in capsys.readouterr().out
     hi = np.broadcast_to(lengths[:, None, None] - 1, (4, 1, queries))
