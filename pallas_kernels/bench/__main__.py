@@ -5,6 +5,7 @@ python -m pallas_kernels.bench --static --topology=v5p:2x2x1,v6e:2x2  without a 
 """
 
 import argparse
+from typing import Any
 
 from pallas_kernels.chips import CHIPS
 
@@ -20,6 +21,9 @@ us, HBM                 cycles / clock, or HBM traffic if that is longer; HBM tr
 TFLOP/s                 useful, per chip
 dense                   time of dense XLA (its own lower bound) over ours; backward rows: both ways
 """
+
+STATIC = {"lengths": "1024,2048", "dim": 128, "dtype": "bfloat16", "out": "bench_static.json"}
+CPU = {"lengths": "256,512,1024,2048", "dim": 64, "dtype": "float32", "out": "bench_cpu.json"}
 
 
 def main() -> None:
@@ -40,10 +44,21 @@ def main() -> None:
         default="two_stream,full_length,uniform_length,cached",
         help="with --static: one or several, with commas",
     )
-    parser.add_argument("--lengths", default="1024,2048", help="sequence lengths, with commas")
-    parser.add_argument("--dim", type=int, default=128, help="head size")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--out", default="bench_static.json", help="with --static: the JSON rows")
+    parser.add_argument(
+        "--lengths",
+        help=f"sequence lengths, with commas; default {STATIC['lengths']}, on a CPU {CPU['lengths']}",
+    )
+    parser.add_argument(
+        "--dim", type=int, help=f"head size; default {STATIC['dim']}, on a CPU {CPU['dim']}"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help=f"of inputs; default {STATIC['dtype']}, on a CPU {CPU['dtype']}",
+    )
+    parser.add_argument(
+        "--out", help=f"the JSON rows; default {STATIC['out']}, on a CPU {CPU['out']}"
+    )
     parser.add_argument(
         "--against",
         help="with --static: rows of an earlier run; do not compile splash and dense XLA again, "
@@ -54,18 +69,23 @@ def main() -> None:
         args.topology = args.topology or [CHIPS["v5p"].topology]
         from pallas_kernels.bench import static
 
-        static.main(args)
+        static.main(_filled(args, STATIC))
         return
     import jax
 
     if jax.default_backend() == "tpu":
         from pallas_kernels.bench import device
 
-        device.main(args)
+        device.main(_filled(args, STATIC))
     else:
         from pallas_kernels.bench import cpu
 
-        cpu.main(args)
+        cpu.main(_filled(args, CPU))
+
+
+def _filled(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**{**vars(args), **defaults, **given})
 
 
 if __name__ == "__main__":

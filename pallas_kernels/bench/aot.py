@@ -90,7 +90,10 @@ def compile_cases(source: str, topology: str, names: list[str] | None = None) ->
     with tempfile.TemporaryDirectory(prefix="schedules-") as folder:
         dumps, out = pathlib.Path(folder, "dumps"), pathlib.Path(folder, "report.json")
         dumps.mkdir()
-        flags = f"--xla_jf_dump_to={dumps} --xla_jf_dump_llo_text=true"
+        flags = (
+            f"--xla_jf_dump_to={dumps} --xla_jf_dump_llo_text=true "
+            "--xla_jf_dump_llo_pass_label_regex=packed-bundles-post-ra|pre-delay.*|pre-finalize.*"
+        )  # of every pass: 100 MB a kernel
         command = [sys.executable, "-m", "pallas_kernels.bench.worker"]
         done = subprocess.run(
             [*command, source, topology, str(out), str(dumps), *(names or [])],
