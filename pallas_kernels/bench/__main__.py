@@ -46,7 +46,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--lengths",
-        help=f"sequence lengths, with commas; default {STATIC['lengths']}, on a CPU {CPU['lengths']}",
+        help=f"with commas; default {STATIC['lengths']}, on a CPU {CPU['lengths']}",
     )
     parser.add_argument(
         "--dim", type=int, help=f"head size; default {STATIC['dim']}, on a CPU {CPU['dim']}"
