@@ -21,11 +21,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import pallas_kernels as pk
 from pallas_kernels.chips import CHIPS
 from pallas_kernels.config import current_generation
+from tests.compile.shapes import shapes_of
 
 COLLECTIVE = re.compile(
     r"\b(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast)"
 )
-SHAPE = re.compile(r"\b(?:pred|[a-z]+\d+\w*)\[([\d,]+)\]")
 GENERATIONS = set()  # that attention believed to be compiled for, while the last one was traced
 MESHES = {"fsdp": (1, 2, 2), "data": (2, 1, 2)}
 
@@ -128,11 +128,6 @@ MESH_PROGRAMS = {
         dict(mask="content", dtype="bfloat16", dim=64, rows=256, impl="xla_blocked", value=True),
     ),
 }
-
-
-def shapes_of(text: str) -> list[tuple[int, ...]]:
-    """The shapes of all arrays in the text of a program."""
-    return sorted({tuple(map(int, dims.split(","))) for dims in SHAPE.findall(text)})
 
 
 def report(function, arguments, place, scope) -> dict:

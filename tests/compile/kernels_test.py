@@ -13,7 +13,8 @@ import pytest
 
 from aodiff.tools.environment import WITHOUT_TPU
 from tests.compile.fresh import needs_libtpu, run
-from tests.compile.kernel_programs import MESH_PROGRAMS, PROGRAMS, shapes_of
+from tests.compile.kernel_programs import MESH_PROGRAMS, PROGRAMS
+from tests.compile.shapes import quadratic, shapes_of
 
 PROGRAM = str(pathlib.Path(__file__).with_name("kernel_programs.py"))
 HBM_GB = {"v4": 16, "v5e": 16, "v5p": 95, "v6e": 32, "tpu7x": 96}  # of one device
@@ -78,15 +79,6 @@ def test_over_a_mesh_no_device_waits_for_another(report, generation, name):
 @each(["mesh_sum"])
 def test_a_collective_would_be_seen(report, generation, name):
     assert set(report["collectives"]) == {"all-reduce"}
-
-
-def quadratic(shapes, length):
-    """Shapes with two dimensions over positions, or with as many elements in whatever form."""
-    return [
-        shape
-        for shape in shapes
-        if sum(size >= length for size in shape) >= 2 or math.prod(shape) >= length**2
-    ]
 
 
 @each(LONG)
