@@ -24,7 +24,6 @@ from pallas_kernels.masks import SEES_NOTHING, IntervalMask
 from pallas_kernels.reference import DEAD
 
 LN2 = math.log(2.0)
-ROWS = 16  # of a register of bfloat16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +80,7 @@ class Tile(NamedTuple):
     keys: int
     first: bool = False
     seen: Callable[[], jax.Array] | None = None  # (rows, keys) bool
+    floor: Callable[[], Any] = lambda: DEAD / 2  # the least maximum of rows in their first tile
 
     @property
     def at(self) -> tuple:
@@ -235,9 +235,9 @@ def _scores(tile: Tile, refs: Refs, plan: Plan) -> jax.Array:
 def _absorb(tile: Tile, scores: jax.Array, refs: Refs, plan: Plan) -> None:
     """One step of the online softmax."""
     top = jnp.broadcast_to(jnp.max(scores, axis=1, keepdims=True), (tile.rows, LANES))
-    if not tile.first:
-        before = refs.top[tile.at]
-        top = jnp.maximum(before, top)
+    # Masked scores are below the least maximum: a row that sees nothing sums to exactly zero.
+    before = tile.floor() if tile.first else refs.top[tile.at]
+    top = jnp.maximum(before, top)
     p = jnp.exp2(scores - lanes(top, tile.keys))
     # The MXU rounds to bfloat16 by itself at the same rate; packing p would cost vector slots.
     v = refs.v[pl.ds(tile.key, tile.keys)].astype(jnp.float32)
@@ -255,34 +255,25 @@ def _absorb(tile: Tile, scores: jax.Array, refs: Refs, plan: Plan) -> None:
     refs.top[tile.at], refs.total[tile.at], refs.acc[tile.at] = top, total, out
 
 
-def finish(refs: Refs, plan: Plan, alive: Callable[..., jax.Array] | None = None) -> None:
-    """Normalises; alive(top, stream, rows) says which rows saw a key, the others become zero."""
+def finish(refs: Refs, plan: Plan) -> None:
+    """Normalises; rows that saw no key are zero already."""
     lane = lax.broadcasted_iota(jnp.int32, (LANES, LANES), 1)
     columns = jnp.zeros((LANES, LANES), jnp.float32)
     half = LANES // 2
     for n, (stream, row) in enumerate(plan.squares):
         at = (stream, pl.ds(row, LANES))
-        top, total = refs.top[at], refs.total[at]
-        inverse = _reciprocal(total, plan)
-        if alive is not None:
-            here = alive(top, *at)
-            top, inverse = jnp.where(here, top, DEAD), jnp.where(here, inverse, 0.0)
-        refs.o[at] = (refs.acc[at] * lanes(inverse, refs.acc.shape[-1])).astype(refs.o.dtype)
-        columns = jnp.where(lane == n, top, jnp.where(lane == half + n, total, columns))
+        columns = jnp.where(lane == n, refs.top[at], columns)
+        columns = jnp.where(lane == half + n, refs.total[at], columns)
     # Statistics of 128 rows are one column each: a single transpose makes rows of all of them.
     rows = columns.T
+    for stream, row, size in plan.chunks:
+        at = (stream, pl.ds(row, size))
+        inverse = _reciprocal(jnp.maximum(refs.total[at], 0.5), plan)  # at least 1 if not dead
+        refs.o[at] = (refs.acc[at] * lanes(inverse, refs.acc.shape[-1])).astype(refs.o.dtype)
     top, total = rows[:half], rows[half:]
-    lse = jnp.where(top > DEAD / 2, (top + jnp.log2(total)) * LN2, DEAD)
+    lse = jnp.where(total > 0, (top + jnp.log2(total)) * LN2, DEAD)
     for n, (stream, row) in enumerate(plan.squares):
         refs.lse[stream, :, pl.ds(row, LANES)] = lse[n : n + 1]
-
-
-def _forget_first_row(refs: Refs, stream: int) -> None:
-    rows, head = pl.ds(0, ROWS), pl.ds(0, LANES)
-    first = lax.broadcasted_iota(jnp.int32, (ROWS, refs.o.shape[-1]), 0) == 0
-    refs.o[stream, rows] = jnp.where(first, jnp.zeros((), refs.o.dtype), refs.o[stream, rows])
-    first = lax.broadcasted_iota(jnp.int32, (1, LANES), 1) == 0
-    refs.lse[stream, :, head] = jnp.where(first, DEAD, refs.lse[stream, :, head])
 
 
 def lanes(x: jax.Array, count: int) -> jax.Array:
@@ -323,12 +314,6 @@ def _causal_kernel(*refs: Any, plan: Plan) -> None:
         _last_odd(count, before, refs, plan)
     finish(refs, plan)
 
-    @pl.when(block == 0)
-    def _():
-        for stream, strict in enumerate(plan.strict):
-            if strict:  # only its first row sees nothing
-                _forget_first_row(refs, stream)
-
 
 def _interval_kernel(counts: Any, order: Any, *refs: Any, plan: Plan) -> None:
     """Works through the list of active key blocks, those first that need the mask: code (1, Lk),
@@ -346,15 +331,17 @@ def _interval_kernel(counts: Any, order: Any, *refs: Any, plan: Plan) -> None:
             seen &= codes >= lanes(x[at], plan.bk)
         return seen
 
+    def floor(stream, row, rows):
+        # Dead rows take part in tiles that all others see: nothing adds to so high a maximum.
+        return jnp.where(hi[stream, pl.ds(row, rows)] == SEES_NOTHING, -DEAD, DEAD / 2)
+
     def tiles(place, first=False, mask=True):
         key = _aligned(order[block * plan.key_blocks + place] * plan.bk)
-        mask = functools.partial(seen, key) if mask else None
+        bind = functools.partial
         return [
-            Tile(*c, key, plan.bk, first, mask and functools.partial(mask, *c)) for c in plan.chunks
+            Tile(*c, key, plan.bk, first, bind(seen, key, *c) if mask else None, bind(floor, *c))
+            for c in plan.chunks
         ]
-
-    # A row without limit is dead although blocks that all others see were added to it.
-    alive = lambda top, *at: (top > DEAD / 2) & (hi[at] > SEES_NOTHING)
 
     @pl.when(count > 0)
     def _():
@@ -364,7 +351,7 @@ def _interval_kernel(counts: Any, order: Any, *refs: Any, plan: Plan) -> None:
         _sweep(0, middle, lambda t: tiles(t + 1), refs, plan)
         _sweep(middle, loops, lambda t: tiles(t + 1, mask=False), refs, plan)
         _last_odd(count - 1, lambda t: tiles(t + 1), refs, plan)
-        finish(refs, plan, alive)
+        finish(refs, plan)
 
     @pl.when(count == 0)
     def _():
