@@ -199,7 +199,15 @@ def _splash(mask: str, length: int, dim: int, dtype: str, sizes: str) -> Case:
         out, pull = jax.vjp(kernel, q, k, v)
         return out, pull(do)
 
-    return Case(both, [q, k, k, q], {"heads": HEADS})
+    blocks = kernel.fwd_mask_info.block_mask
+    active = rows // bq * length // bk if blocks is None else int((np.asarray(blocks[0]) > 0).sum())
+    seen = length**2 if mask == "full" else length * (length + 1) // 2
+    facts = {
+        "heads": HEADS,
+        "visible_pairs": float(seen * SPLASH[mask].streams),
+        "tile_pairs": float(active * bq * bk),
+    }
+    return Case(both, [q, k, k, q], facts)
 
 
 def _dense(kind: str, way: str, length: int, dim: int, dtype: str) -> Case:

@@ -199,11 +199,12 @@ def loop_cycles(kernel: Schedule) -> int:
     return max((x.cycles for x in bodies if x.depth == depth), default=0)
 
 
-def splash_cycles(case: Compiled, way: str) -> tuple[float, int]:
+def splash_cycles(case: Compiled, way: str, dim: int, chip: Chip) -> tuple[float, int]:
     """Cycles per head of a call to splash attention, and the cores it keeps busy."""
-    kernels = [k for k in case.kernels if ("_fwd_" in k.name) == (way == "forward")]
-    cycles = sum(cycles_per_head(k, case.facts["heads"]) for k in kernels)
-    return cycles, min(busy_cores(k) for k in kernels)
+    (kernel,) = (k for k in case.kernels if ("_fwd_" in k.name) == (way == "forward"))
+    cycles = cycles_per_head(kernel, case.facts["heads"])
+    reconcile(kernel, way, case.facts, dim, chip)
+    return cycles, busy_cores(kernel)
 
 
 def _with_others(row: Row, report: Report, kind: str, device_microseconds: float) -> Row:
@@ -231,7 +232,7 @@ def _best_splash(report: Report, mask: str, row: Row, way: str) -> dict[str, Any
     found = []
     for name in splash_names(mask, row.length, row.dim, row.dtype):
         if name in report.cases:
-            cycles, cores = splash_cycles(report.cases[name], way)
+            cycles, cores = splash_cycles(report.cases[name], way, row.dim, CHIPS[row.generation])
             blocks = name.split("/")[-1]
             found.append(dict(blocks=blocks, calls=calls, cycles=calls * cycles, cores=cores))
     return min(found, key=lambda x: x["cycles"], default={})

@@ -81,9 +81,10 @@ class _Machine:
 
     def __init__(self, memory: dict[tuple[str, int], int]) -> None:
         self.names: dict[str, Value] = {}
-        self.registers: dict[str, Value] = {}  # physical, which is what a phi reads
+        self.written: dict[str, int] = {}  # when, in writes
         self.memory: dict[tuple[str, int], Value] = dict(memory)
         self.tables = frozenset(memory)
+        self.clock = 0
 
     def read(self, token: str) -> Value:
         if token.startswith("%"):
@@ -97,7 +98,13 @@ class _Machine:
 
     def write(self, name: str, value: Value) -> None:
         self.names[name] = value
-        self.registers[name.rpartition("_")[2]] = value
+        self.clock += 1
+        self.written[name] = self.clock
+
+    def phi(self, operands: list[str]) -> Value:
+        """What the way that was taken wrote last. Physical registers do not tell: a load may land
+        after a later instruction has used its register."""
+        return self.read(max(operands, key=lambda name: self.written.get(name, 0)))
 
     def address(self, text: str) -> tuple[str, int] | None:
         """Of "#allocation3 + %s1_s0" and the like."""
@@ -199,7 +206,7 @@ def count(bundles: Sequence[Bundle], memory: dict[tuple[str, int], int]) -> np.n
             if number >= stop:
                 break
             phis = [i for i in instructions if i[1] in ("sphi", "pphi")]
-            for i, value in [(i, machine.registers.get(i[0].rpartition("_")[2])) for i in phis]:
+            for i, value in [(i, machine.phi(i[-1])) for i in phis]:
                 machine.write(i[0], value)
             for instruction in instructions[len(phis) :]:
                 taken = machine.run(instruction)

@@ -39,7 +39,7 @@ of two lines */ }
   0x11 PF: > { %s4_s0 = sadd.s32 1, %s3_s0 }
   0x12   : > { %p3_p2 = scmp.lt.s32.totalorder %s4_s0, 3 }
   0x13   : > { %14 = sbr.rel (%p3_p2) target bundleno = 1 (0x1), region = 5 }
-  0x14   :  {}
+  0x14   :  { %s90_s0 = smov.u32 7 /* the register, not the value, of the next step */ }
   0x15   :  {}
   0x16   :  {}
   0x17   :  {}
