@@ -183,7 +183,7 @@ def main(generation: str, *names: str) -> None:
         try:
             reports[name] = compile_one(name, described.devices)
         except Exception as error:  # one refused program must not cost the others
-            reports[name] = {"error": f"{type(error).__name__}: {error}"[:1500]}
+            reports[name] = {"error": f"{type(error).__name__}: {error}"[:4000]}
     json.dump(reports, sys.stdout)
 
 

@@ -20,8 +20,10 @@ BACKENDS = {
     "kernel": ("pallas", KERNEL),
     "piped": ("pallas", PIPED),
     "splash": ("splash", KERNEL),
+    "cudnn": ("cudnn", None),
 }
-BACKENDS = {name: b for name, b in BACKENDS.items() if b[0] in pk.IMPLS}
+CAUSAL_ONLY = ("splash", "cudnn")
+HERE = [name for name in BACKENDS if name != "cudnn"]  # what runs on a CPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +177,10 @@ def attend(q, k, v, do, dlse, mask, *, impl, config=None):
     return out, lse, *pullback((do.astype(out.dtype), dlse))
 
 
-def run(case, backend):
-    """What a backend makes of a case, float32 products exact."""
+def run(case, backend, **more):
+    """What a backend makes of a case, float32 products exact; `more` is of its configuration."""
     impl, changes = BACKENDS[backend]
+    changes = {**changes, **more} if more else changes
     with jax.default_matmul_precision("highest"):
         got = attend(
             *inputs(case),

@@ -8,12 +8,22 @@ import numpy as np
 import pytest
 
 import pallas_kernels as pk
-from tests.pallas_kernels.cases import BACKENDS, BATCH, Case, attend, config_of, inputs, mask_of
+from tests.pallas_kernels.cases import (
+    BACKENDS,
+    BATCH,
+    CAUSAL_ONLY,
+    HERE,
+    Case,
+    attend,
+    config_of,
+    inputs,
+    mask_of,
+)
 
 CAUSAL = Case("streams", heads=2, kv_heads=1)
 RANK = Case("rank", heads=2, kv_heads=1)
 POSITIONS = (0, 1, 127, 128, 199)  # around the edges of blocks
-INTERVAL = [name for name, (impl, _) in BACKENDS.items() if impl not in ("splash", "cudnn")]
+INTERVAL = [name for name in HERE if name not in CAUSAL_ONLY]
 SKIPPING = [name for name in INTERVAL if name != "dense"]  # splash has blocks of its own
 
 
@@ -31,7 +41,7 @@ def gradients(q, k, v, do, mask, *, impl, config):
 @pytest.mark.parametrize("stream", [0, 1], ids=["content", "query"])
 @pytest.mark.parametrize(
     "case, backend",
-    [(CAUSAL, name) for name in BACKENDS] + [(RANK, name) for name in INTERVAL],
+    [(CAUSAL, name) for name in HERE] + [(RANK, name) for name in INTERVAL],
     ids=str,
 )
 def test_a_row_depends_on_exactly_the_keys_it_may_see(case, backend, stream):
