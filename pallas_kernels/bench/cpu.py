@@ -2,15 +2,17 @@
 
 The two are timed in turns and the shortest time counts, so that other users of the machine disturb
 both alike; CPU seconds of all threads stand beside the wall-clock ones.
+
+A third of the CPU time of dense attention is page faults, as its scratch memory is mapped anew at
+every call. These variables of glibc make a process keep what it freed, as training here does:
+MALLOC_MMAP_MAX_=0 MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_TOP_PAD_=268435456
 """
 
 import argparse
-import ctypes
 import functools
 import json
 import os
 import pathlib
-import platform
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,13 +25,10 @@ IMPLS = ("xla_dense", "xla_blocked")
 WAYS = ("forward", "both")  # both: forward and backward
 BATCH, HEADS = 2, 4
 ROUNDS = 9
-# From <malloc.h>: M_MMAP_MAX, M_ARENA_MAX, M_TRIM_THRESHOLD, M_TOP_PAD.
-KEEP_FREED_MEMORY = {-4: 0, -8: 1, -1: 2**31 - 1, -2: 2**28}
 
 
 def main(args: argparse.Namespace) -> None:
     """Prints a line per length of `args.lengths` and writes all figures to `args.out`."""
-    _keep_freed_memory()
     print(
         f"Causal, two streams, batch {BATCH}, {HEADS} heads of {args.dim}, {args.dtype}; "
         f"{_cores()} cores, load {os.getloadavg()[0]:.1f}; best of {ROUNDS}, in turns.\n"
@@ -113,11 +112,3 @@ def _line(length: int, found: dict[tuple[str, str], dict[str, Any]]) -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _keep_freed_memory() -> None:
-    """As training does: else page faults take as long as dense attention itself."""
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL("libc.so.6")
-        for option, value in KEEP_FREED_MEMORY.items():
-            libc.mallopt(option, value)
