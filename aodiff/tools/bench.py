@@ -1,6 +1,7 @@
 """Speed, as one JSON object with ratios measured in one run.
 
   python -m aodiff.tools.bench train_step [--shape=small] [--rounds=5]
+  python -m aodiff.tools.bench attention [--rounds=5]
   python -m aodiff.tools.bench generate [--size=cpu] [--seq_len=1024]
   python -m aodiff.tools.bench pipeline
 
@@ -9,6 +10,7 @@ them, and the two sides of a ratio are timed in turns.
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -76,6 +78,36 @@ def bench_train_step(shape: str, rounds: int) -> dict[str, Any]:
     if "torch" in sides:
         result["ratio"] = seconds["torch"][0] / seconds["aodiff"][0]
         result["cpu_ratio"] = seconds["torch"][1] / seconds["aodiff"][1]
+    return result | {"load_average_after": os.getloadavg()[0]}
+
+
+def bench_attention(rounds: int) -> dict[str, Any]:
+    """Times the training step of small models of 1024 tokens with blocked and dense attention.
+
+    Returns:
+      For every injection and attention seconds, cpu_seconds and the loss of the first step, and per
+      injection `ratio` = dense seconds / blocked seconds (above 1: blocked is faster), `cpu_ratio`.
+    """
+    cfg, batch = AOGPTConfig(256, 1024, num_layers=3, width=256, num_heads=4), 2
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, cfg.vocab_size, (batch, cfg.seq_len)).astype(np.int32)
+    result: dict[str, Any] = {"load_average_before": os.getloadavg()[0]}
+    for injection in ("adaln", "two_stream"):
+        sides = {
+            attention: _our_step(
+                dataclasses.replace(cfg, injection=injection, attention=attention), batch, tokens
+            )[0]
+            for attention in ("xla_dense", "xla_blocked")
+        }
+        losses = {attention: run() for attention, run in sides.items()}
+        seconds = take_turns(sides, rounds)
+        result[injection] = {
+            attention: {"seconds": wall, "cpu_seconds": cpu, "loss": losses[attention]}
+            for attention, (wall, cpu) in seconds.items()
+        }
+        dense, blocked = seconds["xla_dense"], seconds["xla_blocked"]
+        result[injection]["ratio"] = dense[0] / blocked[0]
+        result[injection]["cpu_ratio"] = dense[1] / blocked[1]
     return result | {"load_average_after": os.getloadavg()[0]}
 
 
@@ -163,6 +195,8 @@ def main() -> None:
     train = what.add_parser("train_step")
     train.add_argument("--shape", choices=SHAPES, default="bytes")
     train.add_argument("--rounds", type=int, default=5)
+    attention = what.add_parser("attention")
+    attention.add_argument("--rounds", type=int, default=5)
     generation = what.add_parser("generate")
     generation.add_argument("--size", choices=SIZES, default="cpu")
     generation.add_argument("--seq_len", type=int, default=1024)
@@ -172,6 +206,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.what == "train_step":
         result = bench_train_step(args.shape, args.rounds)
+    elif args.what == "attention":
+        result = bench_attention(args.rounds)
     elif args.what == "generate":
         load = os.getloadavg()[0]
         result = bench_generate(args.size, args.seq_len, tuple(args.steps), repeats=args.repeats)
