@@ -2,6 +2,19 @@
 
 For every block of query rows a loop with dynamic bounds runs over the blocks of keys that some row
 of it may see; such loops have no automatic gradient, so the backward pass is written by hand.
+
+What makes it fast with XLA on CPUs (jax 0.10.2, two x86 cores with AVX-512, float32):
+- The key heads are taken one by one. Products of two matrices reach 230 GFLOP/s a core, those
+  batched over heads a fifth less, those with a transposed left side 60 to 130.
+- A tile of 512 by 256 is the smallest whose products XLA spreads over cores. One of 256 by 128
+  takes a fifth less CPU time, as less of it is masked, but keeps a single core busy.
+- Tiles are cut from the arrays as they are, and results are added to arrays in place. Three
+  quarters of the time of a tile are its seven products, a seventh its two exponentials.
+
+CPU time of forward and backward in ms, causal, two streams, batch 2, 4 heads of 64, on a machine
+busy with other work (python -m pallas_kernels.bench): 63 at length 1024 and 214 at 2048. Dense
+attention takes 259 and 1053, or 174 and 671 if the process keeps freed memory. Scratch memory is 4
+and 6 MB against 201 and 805.
 """
 
 import dataclasses
