@@ -101,6 +101,8 @@ def best_plan(
     """The plan to be preferred among those that fit in VMEM, or the smallest one if none does."""
     dim, causal = q.shape[-1], mask.kind == "causal"
     size = config.bwd_step if causal else config.bwd_bk
+    if q.dtype == jnp.float32:
+        size = min(size, 512)  # a long step of exact products takes a minute to compile
     sizes = [size, *(s for s in (512, 256) if s < size)]
     # Fetching a head's Q and dO while nothing is computed costs less than steps of 256 keys.
     for bk, buffers in [(s, n) for s in sizes for n in ((2,) if s > 512 else (2, 1))]:
@@ -119,7 +121,7 @@ def best_plan(
             bk=bk,
             steps=-(-k.shape[2] // bk),
             group=q.shape[1] // k.shape[1],
-            diagonal=math.gcd(config.bwd_rc, bk),
+            chunk=math.gcd(config.bwd_rc, bk if causal else bq),
             wide=config.bwd_dq == "nt",
             exact=q.dtype == jnp.float32,
             buffers=buffers,

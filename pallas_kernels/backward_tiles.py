@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.lowering import LANES, NN, NT, product
 
-CHUNK = 256  # queries of one stream whose scores are in flight at a time
+CHUNK = 256  # queries of one stream whose scores are in flight at a time, without a mask
 TN = (((0,), (0,)), ((), ()))  # a.T @ b
 TT = (((0,), (1,)), ((), ()))  # a.T @ b.T
 LOG2_E = float(np.log2(np.e))
@@ -38,7 +38,7 @@ class Plan:
     bk: int
     steps: int  # key blocks
     group: int  # query heads of a key head
-    diagonal: int  # queries of a chunk on the diagonal of a causal mask
+    chunk: int  # queries of one stream that are masked at a time
     wide: bool  # dQ and dV are accumulated transposed
     exact: bool
     buffers: int  # of Q and dO
@@ -138,9 +138,9 @@ class Tiles:
             put_rows(p, self.of_rows(p, ds))
             done(p)
 
-    def query_block(self, i: jax.Array) -> list[Piece]:
+    def query_block(self, i: jax.Array, chunk: int) -> list[Piece]:
         bq, streams = self.plan.bq, range(self.plan.streams)
-        size = math.gcd(CHUNK, bq)
+        size = math.gcd(chunk, bq)
         return [
             Piece(s, i * bq + r, size, self.plan.bk) for r in range(0, bq, size) for s in streams
         ]
@@ -179,7 +179,7 @@ def causal(t: Tiles) -> None:
     def behind(i, _):
         fresh = (i == first) & (t.group == 0)
         add = lambda p, x: _add(acc, t.rows_at(p), x, t.step == 0)
-        t.run(t.query_block(i), lambda p: None, fresh, add)
+        t.run(t.query_block(i, CHUNK), lambda p: None, fresh, add)
 
     if not whole:
         jax.lax.fori_loop(first, stop, behind, None)
@@ -199,7 +199,7 @@ def causal(t: Tiles) -> None:
         if plan.group == 1 and p.stream == plan.streams - 1:
             t.write_keys(p.keys - p.rows, p.rows)
 
-    size = plan.diagonal
+    size = plan.chunk
     start = t.step * bk if not whole else 0
     pieces = [
         Piece(s, start + r, size, r + size)
@@ -232,7 +232,7 @@ def interval(t: Tiles) -> None:
 
     def tile(i, _):
         add = lambda p, x: _add(refs["dq_acc"], t.rows_at(p), x, False)
-        t.run(t.query_block(i), seen, False, add)
+        t.run(t.query_block(i, plan.chunk), seen, False, add)
 
     example = 0 if plan.shared else pl.program_id(0)
     jax.lax.fori_loop(

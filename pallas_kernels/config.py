@@ -25,7 +25,7 @@ class AttentionConfig:
     iteration. row_sum: "mxu" has it sum rows, by ones next to the values, if it has columns to
     spare.
     bwd_bq, bwd_bk: the same for the backward. bwd_dq: "nt" accumulates dQ and dV transposed.
-    bwd_step, bwd_rc: keys of a step of the causal backward, and queries of a chunk on its diagonal.
+    bwd_step: keys of a step of the causal backward. bwd_rc: queries of a chunk of a masked tile.
     vmem: bytes the kernels may use. interpret: run on CPU, True plainly, "tpu" simulating the
     memories of a TPU and reporting races, reads out of bounds and of uninitialised memory.
     """
@@ -83,7 +83,7 @@ def default_config(
         ahead={"v6e": 2, "tpu7x": 1}.get(generation, 0),
         unroll=2 if wide else 1,
         row_sum="mxu" if wide else "vector",
-        bwd_bq=min(512, round_up(rows, TILE)),
+        bwd_bq=_even(rows, max(1024 // streams, 256) if wide else 512),
         bwd_bk=bk,
         bwd_dq="nt" if wide else "tn",
         bwd_step=_even(keys, 1024),
