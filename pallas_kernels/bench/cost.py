@@ -9,6 +9,7 @@ from pallas_kernels.bench.schedule import Schedule, Segment
 from pallas_kernels.chips import CHIPS, Chip
 
 PRODUCTS = {"forward": 2, "backward": 5}  # per pair of a query and a key, D multiply-adds each
+OTHERS = ("splash", "dense")  # what own kernels are compared with
 VECTOR = 1024  # float32 numbers of one vector instruction
 SLOTS = ("VALU", "XLU", "VLOAD", "VSTORE", "EUP")
 
@@ -128,22 +129,23 @@ def reconcile(kernel: Schedule, way: str, facts: dict[str, Any], dim: int, chip:
     )
 
 
-def rows(report: Report, kinds: list[str], lengths: list[int]) -> list[Row]:
-    """Rows of every kind, length and direction of one topology that could be compiled.
-
-    Raises:
-      StaticError: a schedule is misread.
-    """
-    found = []
-    own = [n for n in report.cases if n.split("/")[0] in ("own", "cached")]
+def rows(report: Report, kinds: list[str], lengths: list[int]) -> tuple[list[Row], list[str]]:
+    """Returns the rows of one topology, and a sentence for every schedule that is misread."""
+    found, misread = [], []
     for kind in kinds:
         for length in lengths:
-            mine = [_row(report, n) for n in own if f"{kind}/" in n and f"/{length}/" in n]
-            total = 0.0
-            for row in mine:
-                total += row.microseconds / row.cores
-                found.append(_with_others(row, report, kind, total))
-    return found
+            device_microseconds = 0.0
+            for name in report.cases:
+                what, *rest = name.split("/")
+                if kind not in (what, rest[0]) or str(length) not in rest or what in OTHERS:
+                    continue
+                try:
+                    row = _row(report, name)
+                    device_microseconds += row.microseconds / row.cores
+                    found.append(_with_others(row, report, kind, device_microseconds))
+                except StaticError as error:
+                    misread.append(f"{name} on {report.generation}: {error}")
+    return found, misread
 
 
 def _row(report: Report, name: str) -> Row:

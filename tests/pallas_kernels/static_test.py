@@ -1,5 +1,6 @@
 """Static schedules: reading dumps, running their scalar code, the pairs a mask needs, libtpu."""
 
+import dataclasses
 import importlib.util
 import textwrap
 
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.bench import aot, cost, execute, prefetch, schedule
+from pallas_kernels.bench import aot, cost, execute, prefetch, schedule, static
 from pallas_kernels.bench.cases import KINDS, SPLASH, splash_names, tile_pairs, visible_pairs
 from pallas_kernels.chips import CHIPS, generation_of
 from pallas_kernels.config import default_config
@@ -292,3 +293,55 @@ def test_own_configuration_has_tiles_the_grain_allows():
     for generation in CHIPS:
         c = default_config(1, 2048, 2048, generation=generation)
         assert not any(n % 128 for n in (c.bq, c.bk, c.bwd_bq, c.bwd_bk))
+
+
+def compiled(pairs: float, name: str = "k", **facts) -> aot.Compiled:
+    """One head; 48 cycles of the synthetic loop, in a backward's units, work on 48 K pairs."""
+    body = "40 0 0 1 0 1 0 3 0 4 0"
+    made = dataclasses.replace(kernel([2, 1, 3], body=body), name=name)
+    facts = {"heads": 1, "streams": 1, "visible_pairs": pairs, "tile_pairs": pairs, **facts}
+    return aot.Compiled([made], facts, 1.0, 2800, 0, 0, optimal_seconds=1e-6)
+
+
+def test_rows_of_a_report():
+    pairs = 8 * 6 * 1024
+    splash = compiled(pairs, "splash_mha_dkv_no_residuals", heads=2, visible_pairs=pairs / 2)
+    report = aot.Report(
+        "v5p:2x2x1",
+        "0",
+        {
+            "own/one_stream/backward/512/128/bfloat16": compiled(pairs),
+            "own/block_rank/backward/512/128/bfloat16": compiled(pairs),
+            "own/rank/backward/512/128/bfloat16": compiled(2 * pairs),
+            "dense/one_stream/backward/512/128/bfloat16": compiled(pairs),
+            "splash/causal/512/128/bfloat16/512x512x512": splash,
+        },
+        {},
+    )
+    found, misread = cost.rows(report, ["one_stream", "rank"], [512])
+    assert [r.kernel for r in found] == ["one_stream backward"]  # block_rank was not asked for
+    assert len(misread) == 1 and "own/rank/backward/512" in misread[0]
+    (row,) = found
+    cycles = 3 * 8 + 6 * 8 + 3 * 7
+    assert row.cycles == cycles and row.loop_cycles == 8 and row.masked == 0
+    assert row.outside_tiles == pytest.approx(1 - 6 * 8 / cycles)
+    assert row.splash["causal"]["blocks"] == "512x512x512"
+    assert row.ratio(row.best_splash) == 2  # the same cycles for two heads
+    assert row.hbm_microseconds == pytest.approx(2800 / (2765e3 / 2))
+    assert row.microseconds == pytest.approx(cycles / 1750)
+    assert row.dense_ratio == pytest.approx(1.0 / row.microseconds)
+
+
+def test_growth_of_a_loop_is_noticed():
+    report = aot.Report(
+        "v4", "0", {"own/one_stream/backward/512/128/bfloat16": compiled(49152)}, {}
+    )
+    (row,), _ = cost.rows(report, ["one_stream"], [512])
+    key = tuple(getattr(row, x) for x in static.KEY)
+    old = dataclasses.asdict(row) | {"dense_microseconds": 3.0}
+    assert not static.growth([row], {key: old})
+    assert static.with_before(row, {key: old}).dense_microseconds == 3.0
+    assert static.with_before(row, {key: old | {"libtpu": "1"}}).dense_microseconds is None
+    longer = dataclasses.replace(row, loop_cycles=9)
+    (sentence,) = static.growth([longer], {key: old})
+    assert "has grown from 8 to 9 cycles" in sentence
