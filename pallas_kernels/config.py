@@ -80,7 +80,7 @@ def default_config(
         bk=bk,
         step=_step(rows, (1024 if generation == "v4" else 2048) // streams),
         rc=256,
-        ahead={"v6e": 2, "tpu7x": 1}.get(generation, 0),
+        ahead=2 if wide else 0,
         unroll=2 if wide else 1,
         row_sum="mxu" if wide else "vector",
         bwd_bq=_even(rows, max(1024 // streams, 256) if wide else 512),

@@ -24,6 +24,8 @@ from pallas_kernels.masks import SEES_NOTHING, IntervalMask
 from pallas_kernels.reference import DEAD
 
 LN2 = math.log(2.0)
+TINY = 2.0**-60  # the sum of a dead row; others sum to at least 1
+SUBLANES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +52,6 @@ class Plan:
         """(stream, first row, rows): what one step of the softmax works on."""
         starts = range(0, self.bq, self.rc)
         return [(s, r, min(self.rc, self.bq - r)) for s in range(self.streams) for r in starts]
-
-    @property
-    def squares(self) -> list[tuple[int, int]]:
-        """(stream, first row) of every 128 rows."""
-        return [(s, r) for s in range(self.streams) for r in range(0, self.bq, LANES)]
 
 
 class Refs(NamedTuple):
@@ -248,7 +245,9 @@ def _absorb(tile: Tile, scores: jax.Array, refs: Refs, plan: Plan) -> None:
         total, out = out[:, :LANES], out[:, LANES:]
     else:
         total = jnp.broadcast_to(jnp.sum(p, axis=1, keepdims=True), (tile.rows, LANES))
-    if not tile.first:
+    if tile.first:
+        total = jnp.maximum(total, TINY)  # has an inverse even if the row is dead
+    else:
         shrink = jnp.exp2(before - top)
         out += refs.acc[tile.at] * lanes(shrink, out.shape[1])
         total += refs.total[tile.at] * shrink
@@ -257,23 +256,25 @@ def _absorb(tile: Tile, scores: jax.Array, refs: Refs, plan: Plan) -> None:
 
 def finish(refs: Refs, plan: Plan) -> None:
     """Normalises; rows that saw no key are zero already."""
-    lane = lax.broadcasted_iota(jnp.int32, (LANES, LANES), 1)
-    columns = jnp.zeros((LANES, LANES), jnp.float32)
-    half = LANES // 2
-    for n, (stream, row) in enumerate(plan.squares):
-        at = (stream, pl.ds(row, LANES))
-        columns = jnp.where(lane == n, refs.top[at], columns)
-        columns = jnp.where(lane == half + n, refs.total[at], columns)
-    # Statistics of 128 rows are one column each: a single transpose makes rows of all of them.
-    rows = columns.T
-    for stream, row, size in plan.chunks:
-        at = (stream, pl.ds(row, size))
-        inverse = _reciprocal(jnp.maximum(refs.total[at], 0.5), plan)  # at least 1 if not dead
+    for stream, row, rows in plan.chunks:
+        at = (stream, pl.ds(row, rows))
+        inverse = _reciprocal(refs.total[at], plan)
         refs.o[at] = (refs.acc[at] * lanes(inverse, refs.acc.shape[-1])).astype(refs.o.dtype)
-    top, total = rows[:half], rows[half:]
-    lse = jnp.where(total > 0, (top + jnp.log2(total)) * LN2, DEAD)
-    for n, (stream, row) in enumerate(plan.squares):
-        refs.lse[stream, :, pl.ds(row, LANES)] = lse[n : n + 1]
+    for stream in range(plan.streams):
+        top, total = _as_rows(refs.top[stream]), _as_rows(refs.total[stream])
+        lse = jnp.where(total > 0.5, (top + jnp.log2(total)) * LN2, DEAD)
+        for n in range(plan.bq // LANES):
+            refs.lse[stream, :, pl.ds(n * LANES, LANES)] = lse[n : n + 1]
+
+
+def _as_rows(x: jax.Array) -> jax.Array:
+    """Lane-replicated (n * 128, 128) as (n, 128): one select a register, where transposes wait."""
+    index = functools.partial(lax.broadcasted_iota, jnp.int32, (1, SUBLANES, LANES))
+    x = x.reshape(-1, LANES // SUBLANES, SUBLANES, LANES)
+    picked = x[:, 0]
+    for n in range(1, x.shape[1]):  # lanes 8n..8n+7 are of rows 8n..8n+7
+        picked = jnp.where(index(2) >> 3 == n, x[:, n], picked)
+    return jnp.sum(jnp.where(index(2) & 7 == index(1), picked, 0.0), axis=1)
 
 
 def lanes(x: jax.Array, count: int) -> jax.Array:
