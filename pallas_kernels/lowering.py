@@ -20,8 +20,12 @@ def interpret(config: AttentionConfig) -> bool | pltpu.InterpretParams:
     """The `interpret` argument of a pallas_call."""
     if config.interpret != "tpu":
         return config.interpret
+    # Two cores share the parallel grid dimensions: one alone could not race.
     return pltpu.InterpretParams(
-        detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan"
+        detect_races=True,
+        out_of_bounds_reads="raise",
+        uninitialized_memory="nan",
+        num_cores_or_threads=2,
     )
 
 
