@@ -116,11 +116,18 @@ def test_simulated_memories(name):
         pltpu.reset_tpu_interpret_mode_state()
 
 
-def test_too_long_for_vmem():
-    x = jax.ShapeDtypeStruct((1, 1, 1, 65536, 128), jnp.bfloat16)
-    kv = jax.ShapeDtypeStruct((1, 1, 65536, 128), jnp.bfloat16)
-    mask = masks.causal_streams(65536, (False,))
-    with pytest.raises(ValueError, match="65536 resident keys.*VMEM"):
-        jax.eval_shape(
-            lambda q, k, v: forward(q, k, v, mask, scale=1.0, config=config()), x, kv, kv
-        )
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("name", MASKS)
+def test_windows(name, fast):
+    """VMEM for some of the keys: as if they were all there."""
+    mask = MASKS[name]
+    changes = dict(ahead=2, unroll=2, row_sum="mxu") if fast else {}
+    kinds = {"interval": 3 << 20, "causal": 2 << 20}
+    check(*inputs(mask.streams), mask, config(bk=128, vmem=VMEM, **changes))
+
+
+def test_vmem_too_small_for_a_step():
+    q, k, v = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs(2))
+    with pytest.raises(ValueError, match="128 rows and 128 keys a step needs .* of VMEM"):
+        small = config(vmem=1 << 18)
+        jax.eval_shape(lambda *x: forward(*x, MASKS["causal"], scale=1.0, config=small), q, k, v)

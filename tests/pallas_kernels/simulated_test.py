@@ -8,37 +8,32 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 import pallas_kernels as pk
+from pallas_kernels.lowering import interpret
 from pallas_kernels.reference import DEAD
 from tests.pallas_kernels.cases import BACKENDS, Case, attend, config_of, inputs, mask_of, wanted
 
-# Two cores share the parallel grid dimensions, as on v5p: what both write to is a race.
-MEMORIES = pltpu.InterpretParams(
-    detect_races=True,
-    out_of_bounds_reads="raise",
-    uninitialized_memory="nan",
-    num_cores_or_threads=2,
-)
 RACE = "RACE DETECTED"  # what the simulation prints
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def memories():
-    """Pallas calls traced inside run in the simulation; its global state is reset afterwards."""
-    try:
-        with pltpu.force_tpu_interpret_mode(MEMORIES):
-            yield
-    finally:
-        pltpu.reset_tpu_interpret_mode_state()
+    """The simulation keeps global state after an exception."""
+    yield
+    pltpu.reset_tpu_interpret_mode_state()
 
 
 def call(kernel, semantics, **options):
-    """A kernel of two steps over one block of ones."""
+    """A kernel of two steps over one block of ones, simulated as those of attention are."""
+    config = pk.default_config(1, 128, 128, generation="v5p", interpret="tpu")
+    block = pl.BlockSpec((8, 128), lambda i: (0, 0))
     return pl.pallas_call(
         kernel,
         grid=(2,),
-        in_specs=[pl.BlockSpec((8, 128), lambda i: (0, 0))],
+        in_specs=[block],
+        out_specs=block,
         out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
         compiler_params=pltpu.CompilerParams(dimension_semantics=(semantics,)),
+        interpret=interpret(config),
         **options,
     )(jnp.ones((8, 128)))
 
@@ -59,25 +54,22 @@ def read_past_the_end(x_ref, o_ref):
     o_ref[...] = x_ref[pl.ds(pl.program_id(0) * 8, 8)]
 
 
-def test_the_simulation_sees_two_cores_write_one_block(memories, capsys):
-    one = dict(out_specs=pl.BlockSpec((8, 128), lambda i: (0, 0)))
-    jax.block_until_ready(call(copy, "arbitrary", **one))
+def test_the_simulation_sees_two_cores_write_one_block(capsys):
+    jax.block_until_ready(call(copy, "arbitrary"))
     assert RACE not in capsys.readouterr().out
-    jax.block_until_ready(call(copy, "parallel", **one))
+    jax.block_until_ready(call(copy, "parallel"))
     assert RACE in capsys.readouterr().out
 
 
-def test_the_simulation_sees_what_was_never_written(memories):
-    one = dict(out_specs=pl.BlockSpec((8, 128), lambda i: (0, 0)))
-    assert np.isnan(call(add, "arbitrary", **one)).all()
+def test_the_simulation_sees_what_was_never_written():
+    assert np.isnan(call(add, "arbitrary")).all()
     scratch = dict(scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32)])
-    assert np.isnan(call(read_scratch, "arbitrary", **one, **scratch)).all()
+    assert np.isnan(call(read_scratch, "arbitrary", **scratch)).all()
 
 
-def test_the_simulation_sees_a_read_out_of_bounds(memories):
-    one = dict(out_specs=pl.BlockSpec((8, 128), lambda i: (0, 0)))
+def test_the_simulation_sees_a_read_out_of_bounds():
     with pytest.raises(Exception, match="[Oo]ut-of-bounds"):
-        jax.block_until_ready(call(read_past_the_end, "arbitrary", **one))
+        jax.block_until_ready(call(read_past_the_end, "arbitrary"))
 
 
 SHORT = dict(heads=2, kv_heads=1, rows=256, keys=256)
@@ -97,7 +89,7 @@ SLOW = [
 @pytest.mark.parametrize(
     "backend, case", [*QUICK, *(pytest.param(*s, marks=pytest.mark.slow) for s in SLOW)], ids=str
 )
-def test_kernels_do_not_race_nor_read_what_was_not_written(backend, case, memories, capsys):
+def test_kernels_do_not_race_nor_read_what_was_not_written(backend, case, capsys):
     impl, changes = BACKENDS[backend]
     config = config_of(case, {**changes, "interpret": "tpu"})
     mask = mask_of(case.mask, case.rows, case.keys)[0]
@@ -117,7 +109,7 @@ def test_kernels_do_not_race_nor_read_what_was_not_written(backend, case, memori
 
 
 @pytest.mark.parametrize("queries", [1, 3])
-def test_cached_attention_does_not_race_nor_read_what_was_not_written(queries, memories, capsys):
+def test_cached_attention_does_not_race_nor_read_what_was_not_written(queries, capsys):
     rng = np.random.default_rng(0)
     q = jnp.asarray(rng.normal(size=(4, queries, 4, 64)), jnp.float32)
     k, v = (jnp.asarray(rng.normal(size=(4, 2, 384, 64)), jnp.float32) for _ in range(2))
