@@ -90,23 +90,38 @@ def full_tiles(code: jax.Array, hi: jax.Array, lo: jax.Array | None, bq: int, bk
 
 
 def tile_lists(
-    code: jax.Array, hi: jax.Array, lo: jax.Array | None, bq: int, bk: int
+    code: jax.Array,
+    hi: jax.Array,
+    lo: jax.Array | None,
+    bq: int,
+    bk: int,
+    windows: int = 1,
 ) -> list[jax.Array]:
     """Lists the active key blocks of every query block, those first that need the mask.
 
     Args: as of `active_tiles`.
+      windows: equal parts of the keys, each with a list of its own.
 
     Returns:
-      How many need the mask and how many there are (B * nq * 2,), and which (B * nq * nk,), filled
-      up with zeros; int32, flat as scalar memory wants it.
+      How many need the mask and how many there are (B * nq * windows * 2,), and which of the
+      window's blocks (B * nq * nk,), filled up with zeros. If there are several windows, also which
+      window has to be in memory (B * nq * windows,): an inactive one keeps that before it, or has
+      the first active one. All int32, flat as scalar memory wants it.
     """
     active = active_tiles(code, hi, lo, bq, bk)
     full = active & full_tiles(code, hi, lo, bq, bk)
+    active, full = (x.reshape(*x.shape[:2], windows, -1) for x in (active, full))
     masked = active & ~full
     counts = jnp.stack([jnp.sum(masked, axis=-1), jnp.sum(active, axis=-1)], axis=-1)
     after = lambda tiles, count: jnp.where(tiles, jnp.cumsum(tiles, axis=-1) - 1 + count, -1)
     place = jnp.maximum(after(masked, 0), after(full, counts[..., :1]))
-    nk = active.shape[-1]
-    index = lambda axis: jax.lax.broadcasted_iota(jnp.int32, (1, 1, nk, nk), axis)
-    which = jnp.sum(jnp.where(place[..., None, :] == index(2), index(3), 0), axis=-1)
-    return [x.astype(jnp.int32).reshape(-1) for x in (counts, which)]
+    count = active.shape[-1]
+    index = lambda axis: jax.lax.broadcasted_iota(jnp.int32, (1, 1, 1, count, count), axis)
+    which = jnp.sum(jnp.where(place[..., None, :] == index(3), index(4), 0), axis=-1)
+    tables = [counts, which]
+    if windows > 1:
+        used = jnp.any(active, axis=-1)
+        window = jax.lax.broadcasted_iota(jnp.int32, used.shape, 2)
+        last = jax.lax.cummax(jnp.where(used, window, -1), axis=2)
+        tables.append(jnp.where(last < 0, jnp.argmax(used, axis=-1)[..., None], last))
+    return [x.astype(jnp.int32).reshape(-1) for x in tables]

@@ -116,14 +116,26 @@ def test_simulated_memories(name):
         pltpu.reset_tpu_interpret_mode_state()
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("name", MASKS)
-def test_windows(name, fast):
-    """VMEM for some of the keys: as if they were all there."""
-    mask = MASKS[name]
-    changes = dict(ahead=2, unroll=2, row_sum="mxu") if fast else {}
-    kinds = {"interval": 3 << 20, "causal": 2 << 20}
-    check(*inputs(mask.streams), mask, config(bk=128, vmem=VMEM, **changes))
+LONG = 500
+LONG_MASKS = {
+    "causal": masks.causal_streams(LONG),
+    "segments": masks.segment_mask(jnp.asarray(np.arange(2 * LONG).reshape(2, LONG) // 150 - 1)),
+    "lengths": masks.length_mask(jnp.asarray([300, 0], jnp.int32), LONG),
+}
+
+
+@pytest.mark.parametrize("name", LONG_MASKS)
+def test_windows(name):
+    """VMEM for a part of the keys."""
+    mask = LONG_MASKS[name]
+    q, k, v = inputs(mask.streams, LONG)
+    for changes in ({}, dict(ahead=2, unroll=2, row_sum="mxu")):
+        small = config(
+            vmem={"causal": 1900, "segments": 1500, "lengths": 1400}[name] << 10, **changes
+        )
+        call = jax.make_jaxpr(lambda *x, c=small: forward(*x, mask, scale=1.0, config=c))
+        assert "fwdstream" in str(call(q, k, v))
+        check(q, k, v, mask, small)
 
 
 def test_vmem_too_small_for_a_step():
