@@ -123,10 +123,13 @@ def _shape(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
-def _inputs(mask: IntervalMask, length: int, dim: int, dtype: str) -> list[jax.ShapeDtypeStruct]:
-    """q, k, v for a mask: one head an example if there are many examples."""
-    batch = 1 if mask.code is None else mask.code.shape[0]
-    heads = max(1, HEADS // batch)
+def _inputs(
+    mask: IntervalMask, length: int, dim: int, dtype: str, batch: int = 1
+) -> list[jax.ShapeDtypeStruct]:
+    """q, k, v for a mask; the more examples the mask has, the fewer heads."""
+    examples = 1 if mask.code is None else mask.code.shape[0]
+    heads = max(1, HEADS // examples)
+    batch = batch if mask.code is None else examples
     q = _shape(batch, heads, mask.streams, length, dim, dtype=dtype)
     k = _shape(batch, heads, length, dim, dtype=dtype)
     return [q, k, k]
@@ -214,7 +217,7 @@ def _dense(kind: str, way: str, length: int, dim: int, dtype: str) -> Case:
     from pallas_kernels.dispatch import interval_attention
 
     mask = KINDS[kind].mask(length)
-    q, k, v = _inputs(mask, length, dim, dtype)
+    q, k, v = _inputs(mask, length, dim, dtype, batch=4)  # 1 breaks v6e's compiler
 
     def attend(q, k, v, mask):
         return interval_attention(q, k, v, mask, impl="xla_dense")
