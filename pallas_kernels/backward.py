@@ -4,6 +4,7 @@ Q, dO and dQ of a query head stay in VMEM while blocks of keys pass by, so gradi
 there, in a fixed order.
 """
 
+import itertools
 import math
 
 import jax
@@ -103,11 +104,15 @@ def best_plan(
     size = config.bwd_step if causal else config.bwd_bk
     if q.dtype == jnp.float32:
         size = min(size, 512)  # a long step of exact products takes a minute to compile
-    sizes = [size, *(s for s in (512, 256) if s < size)]
-    # Fetching a head's Q and dO while nothing is computed costs less than steps of 256 keys.
-    for bk, buffers in [(s, n) for s in sizes for n in ((2,) if s > 512 else (2, 1))]:
+    # Steps of 256 keys cost 1.5 times as much (v6e twice): better cut the rows, if there are many.
+    sizes = [size, *(s for s in (512, 256) if s < size and (s == 512 or q.shape[3] <= 2048))]
+    for bk, buffers in itertools.product(sizes, (2, 1)):
         # Behind the diagonal of a key block, a causal mask's loop starts with a whole query block.
-        bq = math.gcd(config.bwd_bq, bk) if causal else config.bwd_bq
+        bq = (
+            math.gcd(config.bwd_bq, bk)
+            if causal
+            else min(config.bwd_bq, round_up(q.shape[3], LANES))
+        )
         vectors = [x for x in (mask.code, mask.hi, mask.lo) if x is not None]
         plan = Plan(
             kind=mask.kind,

@@ -35,7 +35,8 @@ def backward(
     if _fits(q, k, mask, config, partial):
         return resident.backward(q, k, v, mask, lse2, delta, do, **options, partial=partial)
     if streams > 1:
-        parts = []
+        config = dataclasses.replace(config, bwd_bq=config.bwd_bq * streams)  # as many rows a tile
+        options, parts = dict(scale=scale, config=config), []
         for s in range(streams):
             of = lambda x, s=s: x[:, :, s : s + 1]
             parts.append(
