@@ -118,7 +118,7 @@ PROGRAMS = {
 }
 MESH_PROGRAMS = {
     "mesh_streams": ("fsdp", dict(mask="streams", dtype="bfloat16", dim=128, rows=1024)),
-    "mesh_lengths": ("data", dict(mask="lengths", dtype="float32", dim=64, rows=1024)),
+    "mesh_lengths": ("data", dict(mask="lengths", dtype="bfloat16", dim=64, rows=1024)),
     "mesh_auto": (
         "fsdp",
         dict(mask="segments_rank", dtype="bfloat16", dim=128, rows=1024, impl="auto"),

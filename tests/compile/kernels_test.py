@@ -86,9 +86,10 @@ def test_long_sequences_fit_and_no_array_is_quadratic(report, generation, name):
     parts = ("argument_bytes", "result_bytes", "scratch_bytes")
     assert sum(report[part] for part in parts) < HBM_GB[generation] * 10**9
     assert quadratic(report["shapes"], LONG[name]) == []
-    # Arrays are no larger than the arguments, which the compiler may also copy as bytes.
+    # Arrays are no larger than the arguments, which the compiler may also copy as bytes; one over
+    # pairs would have 16 to 64 times their bytes.
     assert max(map(math.prod, report["shapes"])) <= report["argument_bytes"]
-    assert report["scratch_bytes"] <= 4 * report["argument_bytes"]
+    assert report["scratch_bytes"] <= 8 * report["argument_bytes"]
 
 
 @each(["dense"])
