@@ -160,7 +160,8 @@ def _vmem_bytes(plan: Plan, q: jax.Array, mask: IntervalMask) -> int:
     shapes = _shapes(plan, q)
     unused = ("code", "hi", "lo") if plan.strict else ("lo",) if mask.lo is None else ()
     blocks = [(tuple(n or 1 for n in s), t) for x, (s, t) in shapes.items() if x not in unused]
-    tiles = 4 * (plan.ahead + 2) * plan.rc * max(plan.bk, plan.cut)
+    # What the compiler takes for scores in flight; exact products split their operands, too.
+    tiles = plan.streams * plan.bq * plan.cut * (6 if plan.exact else 4)
     return lowering.vmem_bytes(blocks, _scratch(plan, q), tiles)
 
 

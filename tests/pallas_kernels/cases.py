@@ -158,7 +158,7 @@ def config_of(case, changes):
     if changes is None:
         return None
     streams = mask_of(case.mask, case.rows, case.keys)[0].streams
-    blocks = dict(bq=case.bq, bk=case.bk, bwd_bq=case.bq, bwd_bk=case.bk)
+    blocks = dict(bq=case.bq, step=case.bq, bk=case.bk, bwd_bq=case.bq, bwd_bk=case.bk)
     return pk.default_config(
         streams, case.rows, case.keys, **{"generation": "v5p", **blocks, **changes}
     )
