@@ -1,8 +1,8 @@
 """TPU generations: the figures kernels and their cost models need, per TensorCore.
 
 Peaks, bandwidths and core counts are the vendor's (v4, v6e and 7x bandwidths: JAX's Pallas TPU
-hardware table); usable VMEM and the MXU's rows per cycle are what the compiler's schedules say
-(libtpu 0.0.52); the clock is peak / MXU work per cycle, for v4 the published one.
+hardware table); usable VMEM, the MXU's rows per cycle and the delay slots are what the compiler's
+schedules say (libtpu 0.0.52); the clock is peak / MXU work per cycle, for v4 the published one.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ class Chip:
     mxus: int  # per core
     mxu_width: int
     mxu_rows: int  # rows a MXU takes per cycle, bfloat16
+    delay_slots: int  # cycles of a schedule that still run after a branch is taken
     vmem_bytes: int  # usable, per core
     hbm_gbps: float  # GB/s per chip
     peak_tflops: float  # bfloat16, per chip
@@ -49,6 +50,7 @@ CHIPS = {
         mxus=4,
         mxu_width=128,
         mxu_rows=1,
+        delay_slots=1,
         vmem_bytes=16 * MIB,
         hbm_gbps=1230.0,
         peak_tflops=275.0,
@@ -63,6 +65,7 @@ CHIPS = {
         mxus=4,
         mxu_width=128,
         mxu_rows=1,
+        delay_slots=4,
         vmem_bytes=128 * MIB,
         hbm_gbps=819.0,
         peak_tflops=197.0,
@@ -77,6 +80,7 @@ CHIPS = {
         mxus=4,
         mxu_width=128,
         mxu_rows=1,
+        delay_slots=4,
         vmem_bytes=64 * MIB,
         hbm_gbps=2765.0,
         peak_tflops=459.0,
@@ -91,6 +95,7 @@ CHIPS = {
         mxus=2,
         mxu_width=256,
         mxu_rows=2,
+        delay_slots=4,
         vmem_bytes=128 * MIB,
         hbm_gbps=1640.0,
         peak_tflops=918.0,
@@ -105,6 +110,7 @@ CHIPS = {
         mxus=2,
         mxu_width=256,
         mxu_rows=2,
+        delay_slots=6,
         vmem_bytes=64 * MIB,
         hbm_gbps=7400.0,
         peak_tflops=2307.0,

@@ -104,7 +104,7 @@ def computed_pairs(kernel: Schedule, way: str, heads: int, dim: int, chip: Chip)
     """
     if way == "forward":
         return kernel.total(kernel.busy) / heads / floor(way, 1.0, dim, chip)[1]
-    return kernel.total(lambda x: x.units["EUP"]) * VECTOR / heads
+    return kernel.total(lambda x: x.exponentials) * VECTOR / heads
 
 
 def reconcile(kernel: Schedule, way: str, facts: dict[str, Any], dim: int, chip: Chip) -> float:

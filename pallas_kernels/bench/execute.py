@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_kernels.bench.schedule import DELAY_SLOTS, Bundle, Segment
+from pallas_kernels.bench.schedule import Bundle, Segment
 
 MAX_RUNS = 2_000_000  # straight runs between taken branches
 _PREFETCHED = re.compile(r"#(allocation\d+) \[.*tag = 'prefetched SMEM operand (\d+)'")
@@ -182,12 +182,15 @@ def _decode(bundle: Bundle) -> list[tuple[Any, ...]]:
     return sorted(decoded, key=lambda i: i[1] not in ("sphi", "pphi"))
 
 
-def count(bundles: Sequence[Bundle], memory: dict[tuple[str, int], int]) -> np.ndarray:
+def count(
+    bundles: Sequence[Bundle], memory: dict[tuple[str, int], int], delay_slots: int
+) -> np.ndarray:
     """Runs a kernel.
 
     Args:
       bundles: its schedule.
       memory: words of scalar memory it finds, see `scalar_memory`.
+      delay_slots: bundles that still run after a branch.
 
     Returns:
       (number of bundles,) int64: how often each is executed.
@@ -211,7 +214,7 @@ def count(bundles: Sequence[Bundle], memory: dict[tuple[str, int], int]) -> np.n
             for instruction in instructions[len(phis) :]:
                 taken = machine.run(instruction)
                 if taken is not None and target == len(bundles):
-                    target, stop = taken, number + DELAY_SLOTS + 1
+                    target, stop = taken, number + delay_slots + 1
         runs[start] += 1
         runs[min(stop, len(bundles))] -= 1
         if target >= len(bundles):

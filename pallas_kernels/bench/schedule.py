@@ -9,8 +9,6 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-DELAY_SLOTS = 4  # bundles that still run after a branch
-
 _BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s+(?:([A-Z]{2})\s*)?:\s*((?:>\s*)*)\{", re.MULTILINE)
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _TARGET = re.compile(r"target bundleno = (\d+)")
@@ -56,6 +54,7 @@ class Segment:
     vmatmul: int
     lane_reductions: int
     transposes: int
+    exponentials: int
     units: dict[str, int]  # slots used, by unit
     branch: int | None  # where a branch at the end goes, None if there is none
 
@@ -125,20 +124,20 @@ def parse_vmem(text: str) -> int:
     return sum(int(size, 0) for size in _VMEM.findall(text))
 
 
-def cuts(bundles: Sequence[Bundle]) -> list[int]:
+def cuts(bundles: Sequence[Bundle], delay_slots: int) -> list[int]:
     """Where segments begin: at branch targets, after a branch's delay slots, at loop bodies."""
     starts = {0}
     for number, bundle in enumerate(bundles):
         if bundle.target is not None:
-            starts |= {bundle.target, number + DELAY_SLOTS + 1}
+            starts |= {bundle.target, number + delay_slots + 1}
         if bundle.label == "LB":
             starts.add(number)
     return sorted(s for s in starts if s < len(bundles))
 
 
-def segments(bundles: Sequence[Bundle], use: Utilization) -> list[Segment]:
-    """Cuts a kernel into segments."""
-    starts = cuts(bundles)
+def segments(bundles: Sequence[Bundle], use: Utilization, delay_slots: int) -> list[Segment]:
+    """Cuts a kernel into segments; `delay_slots` bundles still run after a branch."""
+    starts = cuts(bundles, delay_slots)
     found = []
     for start, stop in zip(starts, starts[1:] + [len(bundles)], strict=True):
         rows = bundles[start:stop]
@@ -152,6 +151,7 @@ def segments(bundles: Sequence[Bundle], use: Utilization) -> list[Segment]:
                 vmatmul=len(re.findall(r"\bvmatmul", text)),
                 lane_reductions=text.count(".xlane."),
                 transposes=len(re.findall(r"\bvxpose", text)),
+                exponentials=len(re.findall(r"\bvexp2", text)),
                 units=use.sums(start, stop),
                 branch=next((b.target for b in rows[::-1] if b.target is not None), None),
             )

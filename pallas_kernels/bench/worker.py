@@ -19,7 +19,7 @@ from jax.experimental import topologies
 
 from pallas_kernels.bench import execute, prefetch, schedule
 from pallas_kernels.bench.aot import Case, Compiled, Report, StaticError, check_topology
-from pallas_kernels.chips import CHIPS
+from pallas_kernels.chips import CHIPS, Chip
 
 _MOSAIC = re.compile(r"%?(\S+) = .*custom_call_target=\"tpu_custom_call\"")
 
@@ -45,14 +45,14 @@ def main(source: str, topology: str, out: str, dumps: str, names: list[str]) -> 
     cases, errors = {}, {}
     for case in names or table:
         try:
-            cases[case] = _compile(table[case], mesh, pathlib.Path(dumps), chip.cores_per_device)
+            cases[case] = _compile(table[case], mesh, pathlib.Path(dumps), chip)
         except Exception as error:  # one refused case must not cost the others
             errors[case] = f"{type(error).__name__}: {error}"[:2000]
     report = Report(topology, libtpu.__version__, cases, errors)
     pathlib.Path(out).write_text(json.dumps(dataclasses.asdict(report)))
 
 
-def _compile(case: Any, mesh: Any, dumps: pathlib.Path, cores: int) -> Compiled:
+def _compile(case: Any, mesh: Any, dumps: pathlib.Path, chip: Chip) -> Compiled:
     placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     _empty(dumps)
     # Lowerings inside a kernel ask for the device kind of the current mesh.
@@ -71,7 +71,7 @@ def _compile(case: Any, mesh: Any, dumps: pathlib.Path, cores: int) -> Compiled:
     for name in _MOSAIC.findall(compiled.as_text()):
         base = name.split(".")[0]
         first = next((i for i, (n, _) in enumerate(tables) if n == base), None)
-        kernels.append(_read(dumps, name, tables.pop(first)[1] if first is not None else [], cores))
+        kernels.append(_read(dumps, name, tables.pop(first)[1] if first is not None else [], chip))
     _empty(dumps)
     memory = compiled.memory_analysis()
     return Compiled(
@@ -85,19 +85,20 @@ def _compile(case: Any, mesh: Any, dumps: pathlib.Path, cores: int) -> Compiled:
     )
 
 
-def _read(folder: pathlib.Path, name: str, tables: list[Any], cores: int) -> schedule.Schedule:
+def _read(folder: pathlib.Path, name: str, tables: list[Any], chip: Chip) -> schedule.Schedule:
     """Reads one kernel's dumps and runs its scalar code, once for every core of the device."""
     bundles = schedule.parse_bundles(_dump(folder, name, "packed-bundles-post-ra"))
     use = schedule.parse_utilization(
         _dump(folder, name, "pre-delay_hlo-static-per-bundle-utilization")
     )
     allocations = _dump(folder, name, "pre-finalize-registers-and-allocations")
-    cut = schedule.segments(bundles, use)
+    cut = schedule.segments(bundles, use, chip.delay_slots)
     runs, why = [], ""
     try:
-        for core in range(cores):
+        for core in range(chip.cores_per_device):
             memory = execute.scalar_memory(allocations, tables, core)
-            runs.append(execute.segment_runs(execute.count(bundles, memory), cut))
+            counts = execute.count(bundles, memory, chip.delay_slots)
+            runs.append(execute.segment_runs(counts, cut))
     except execute.UnknownBranch as error:
         runs, why = [], f"{error}"
     return schedule.Schedule(
