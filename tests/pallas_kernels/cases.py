@@ -158,10 +158,13 @@ def config_of(case, changes):
     if changes is None:
         return None
     streams = mask_of(case.mask, case.rows, case.keys)[0].streams
-    blocks = dict(bq=case.bq, step=case.bq, bk=case.bk, bwd_bq=case.bq, bwd_bk=case.bk)
-    return pk.default_config(
-        streams, case.rows, case.keys, **{"generation": "v5p", **blocks, **changes}
-    )
+    return tiled(streams, case.rows, case.keys, case.bq, case.bk, changes)
+
+
+def tiled(streams, rows, keys, bq, bk, changes):
+    """The default configuration with small tiles, of a causal mask too, and changes."""
+    blocks = dict(bq=bq, step=bq, bk=bk, bwd_bq=bq, bwd_bk=bk, bwd_step=bk)
+    return pk.default_config(streams, rows, keys, **{"generation": "v5p", **blocks, **changes})
 
 
 @functools.partial(jax.jit, static_argnames=("impl", "config"))

@@ -14,7 +14,7 @@ from pallas_kernels.blocks import active_tiles, hull, padded_vectors, round_up
 from pallas_kernels.masks import NEVER_SEEN, SEES_NOTHING
 from pallas_kernels.merge import merge_attention
 from pallas_kernels.reference import DEAD
-from tests.pallas_kernels.cases import BACKENDS, BATCH, attend
+from tests.pallas_kernels.cases import BACKENDS, BATCH, attend, tiled
 
 # A compiled program per shape; masks are its data. The columns: rows, keys, streams, heads, key
 # heads, with a lower bound, bq, bk, and which form of the kernel.
@@ -131,13 +131,9 @@ def test_random_interval_masks(shape):
             parts_merge_to_the_whole(*x[:3], mask, seen, want, seed)
             for name in (*XLA, form):
                 impl, changes = BACKENDS[name]
-                config = changes and pk.default_config(
-                    streams,
-                    rows,
-                    keys,
-                    **{"generation": "v5p", **changes},
-                    **dict(bq=bq, bk=bk, bwd_bq=bq, bwd_bk=bk),
-                )
+                config = None
+                if changes is not None:
+                    config = tiled(streams, rows, keys, bq, bk, changes)
                 got = [np.asarray(a) for a in attend(*x, mask, impl=impl, config=config)]
                 for what, g, w in zip(("o", "lse", "dq", "dk", "dv"), got, want, strict=True):
                     atol = 4e-5 if what.startswith("d") else 3e-5
