@@ -72,7 +72,7 @@ def cached_attention(
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     limits = jnp.broadcast_to(lengths[:, None], q.shape[:2])
     if q_limit is not None:
-        limits = jnp.minimum(limits, q_limit)
+        limits = jnp.clip(q_limit, 0, limits)  # below 0 the kernel would fetch before the cache
     reason = _refusal(q, k_cache)
     if impl == "pallas" and reason:
         raise ValueError(f"Cached attention 'pallas' {reason}; use one of: auto, xla_dense.")

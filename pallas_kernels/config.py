@@ -13,6 +13,12 @@ HEAD_SIZES = (64, 128, 256)  # what the kernels take; other sizes are padded up 
 DTYPES = (jnp.bfloat16, jnp.float32)
 TILE = 128  # block sizes are multiples of this, the lanes of a register
 MIN_LENGTH = 256  # shorter sequences: dense scores are as fast
+CHOICES = {  # allowed values of fields of AttentionConfig
+    "unroll": (1, 2),
+    "row_sum": ("vector", "mxu"),
+    "bwd_dq": ("tn", "nt"),
+    "interpret": (False, True, "tpu"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +52,14 @@ class AttentionConfig:
     interpret: bool | Literal["tpu"] = False
 
     def __post_init__(self) -> None:
-        for name in ("bq", "bk", "step", "rc", "bwd_bq", "bwd_bk"):
+        for name in ("bq", "bk", "step", "rc", "bwd_bq", "bwd_bk", "bwd_step", "bwd_rc"):
             if (size := getattr(self, name)) < TILE or size % TILE:
                 raise ValueError(f"Block size {name} must be a multiple of {TILE}, got {size}.")
+        for name, allowed in CHOICES.items():
+            if (choice := getattr(self, name)) not in allowed:
+                raise ValueError(
+                    f"Configuration {name} must be one of {', '.join(map(repr, allowed))}, got {choice!r}."
+                )
 
 
 def current_generation() -> str:
@@ -80,7 +91,7 @@ def default_config(
         bk=bk,
         step=_step(rows, (1024 if generation == "v4" else 2048) // streams),
         rc=256,
-        ahead=2 if wide else 0,
+        ahead=3 if wide else 0,
         unroll=2 if wide else 1,
         row_sum="mxu" if wide else "vector",
         bwd_bq=_even(rows, max(1024 // streams, 256) if wide else 512),

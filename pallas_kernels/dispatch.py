@@ -52,6 +52,7 @@ def interval_attention(
       logarithms, `DEAD` for a row that sees no key.
     """
     _check(q, k, v, mask, impl)
+    mask = _of_one_batch(mask)
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     impl = _resolve(q, k, mask, config) if impl == "auto" else impl
     if reason := refusal(impl, q, k, mask):
@@ -120,6 +121,12 @@ def two_stream_attention(
     score = jnp.sum(q.astype(jnp.float32) * key.astype(jnp.float32), axis=-1) * scale
     out, _ = merge_attention(part, (jnp.broadcast_to(value, q.shape).astype(q.dtype), score))
     return out[:, :, 0], out[:, :, 1]
+
+
+def _of_one_batch(mask: IntervalMask) -> IntervalMask:
+    """Spreads vectors of one row next to others of a row per example: backends take no mixture."""
+    rows = max((x.shape[0] for x in jax.tree.leaves(mask)), default=1)
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape[1:])), mask)
 
 
 def _zero(where, x):
@@ -212,3 +219,6 @@ def _check(q, k, v, mask, impl) -> None:
     ):
         if got is not None and (got.shape[1:] != want[1:] or got.shape[0] not in (1, want[0])):
             raise ValueError(f"Mask vector {name} must have shape {want} here, got {got.shape}.")
+        # Unsigned ranks are the trap: 0 - 1 wraps, and a strict row of rank 0 would see every key.
+        if got is not None and got.dtype != jnp.int32:
+            raise ValueError(f"Mask vector {name} must be int32, got {got.dtype}; cast it first.")

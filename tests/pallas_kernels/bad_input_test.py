@@ -183,12 +183,28 @@ def test_unknown_generation():
     sentence(str(caught.value), ("'v9'", "v4", "v5e", "v5p", "v6e", "tpu7x"))
 
 
-@pytest.mark.parametrize("changes", [{"bq": 100}, {"bk": 96}, {"bwd_bq": 0}, {"bwd_bk": 200}])
+@pytest.mark.parametrize("changes", [{"bq": 100}, {"bk": 96}, {"bwd_bq": 0}, {"bwd_step": 200}])
 def test_blocks_that_are_no_tiles(changes):
     (name, size), *_ = changes.items()
     with pytest.raises(ValueError) as caught:
         pk.default_config(2, 256, 256, generation="v5p", **changes)
     sentence(str(caught.value), (name, str(size), "128"))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"unroll": 3}, {"row_sum": "vpu"}, {"bwd_dq": "tt"}, {"interpret": "gpu"}]
+)
+def test_choices_that_no_kernel_has(changes):
+    ((name, choice),) = changes.items()
+    with pytest.raises(ValueError) as caught:
+        pk.default_config(2, 256, 256, generation="v5p", **changes)
+    sentence(str(caught.value), (name, repr(choice), "one of"))
+
+
+def test_mask_vectors_of_another_type():
+    """Of unsigned ranks 0 - 1 is the greatest number: the strict stream would see all keys."""
+    rank = np.tile(np.arange(L, dtype=np.uint16), (B, 1))
+    refused(attention(pk.rank_streams(rank)), *shapes(), words=("code", "int32", "uint16"))
 
 
 def test_parts_that_cannot_be_merged():

@@ -81,6 +81,18 @@ def test_a_limit_past_the_length_is_the_length():
     np.testing.assert_array_equal(call(q, k, v, LENGTHS, q_limit=beyond), call(q, k, v, LENGTHS))
 
 
+def test_a_limit_below_zero_sees_nothing_and_fetches_nothing_before_the_cache():
+    lengths = np.array([256], np.int32)
+    q, k, v = inputs(1, 2, 1, lengths=lengths)
+    config = default_config(1, 16, SLOTS, generation="v5p", bk=128, interpret="tpu")
+    limit = jnp.full((1, 1), -1000, jnp.int32)
+    try:
+        got = cached_attention(q, k, v, lengths, q_limit=limit, impl="pallas", config=config)
+        assert not np.asarray(got).any()
+    finally:
+        pltpu.reset_tpu_interpret_mode_state()
+
+
 @pytest.mark.parametrize("queries", [1, 3])
 def test_kernel_simulated_with_races_bounds_and_uninitialized_memory(queries):
     lengths = np.array([0, 130], np.int32)

@@ -1,5 +1,6 @@
 """What the entry points add to the kernels: a null key, a mesh, the choice of one, remat names."""
 
+import dataclasses
 import functools
 import logging
 
@@ -96,6 +97,19 @@ def test_a_mask_of_one_row_is_that_of_every_example():
     for options in (*FORMS.values(), dict(impl="xla_blocked")):
         attend = jax.jit(functools.partial(pk.interval_attention, **options))
         np.testing.assert_array_equal(attend(q, k, v, shared), attend(q, k, v, spread))
+
+
+@pytest.mark.parametrize("shared", ["code", "hi", "lo"])
+def test_a_vector_of_one_row_goes_with_others_of_a_row_per_example(shared):
+    case = Case("segments_rank")
+    mask = mask_of(case.mask, case.rows, case.keys)[0]
+    mixed = dataclasses.replace(mask, **{shared: getattr(mask, shared)[:1]})
+    q, k, v, *_ = inputs(case)
+    want = pk.attention_reference(q, k, v, mixed)
+    assert not np.allclose(want, pk.attention_reference(q, k, v, mask))
+    for options in (*FORMS.values(), dict(impl="xla_blocked")):
+        got = jax.jit(functools.partial(pk.interval_attention, **options))(q, k, v, mixed)
+        np.testing.assert_allclose(got, want, rtol=0, atol=3e-5)
 
 
 @pytest.mark.parametrize(
