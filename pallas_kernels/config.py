@@ -57,9 +57,8 @@ class AttentionConfig:
                 raise ValueError(f"Block size {name} must be a multiple of {TILE}, got {size}.")
         for name, allowed in CHOICES.items():
             if (choice := getattr(self, name)) not in allowed:
-                raise ValueError(
-                    f"Configuration {name} must be one of {', '.join(map(repr, allowed))}, got {choice!r}."
-                )
+                listed = ", ".join(map(repr, allowed))
+                raise ValueError(f"Configuration {name} must be one of {listed}, got {choice!r}.")
 
 
 def current_generation() -> str:
