@@ -60,5 +60,5 @@ def check_vmem(what: str, needed: int, config: AttentionConfig) -> None:
     if needed > config.vmem:
         raise ValueError(
             f"{what} needs {needed / MIB:.1f} MiB of VMEM, the kernels may use "
-            f"{config.vmem / MIB:.1f} MiB; use smaller blocks or stream keys."
+            f"{config.vmem / MIB:.1f} MiB; use smaller blocks."
         )
