@@ -1,6 +1,7 @@
 """Attention with materialised scores, written for XLA: the path for short sequences."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,19 @@ def dense_attention(
     return tuple(results) if len(results) > 1 else results[0]
 
 
+@jax.custom_jvp
+def once(x: Any) -> Any:
+    """The identity, of what a backward rule uses: its own derivative would be wrong in silence."""
+    return x
+
+
+@once.defjvp
+def _once_jvp(primals, tangents):
+    raise ValueError(
+        "Attention can be differentiated once; use attention_reference for higher derivatives."
+    )
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _attend(q, k, v, seen, scale, streams):
     """q (B, Hkv, G*S*L, D) -> output of that shape, lse, probabilities (B, Hkv, G*S*L, Lk)."""
@@ -71,7 +85,8 @@ def _attend_fwd(q, k, v, seen, scale, streams):
 def _attend_bwd(scale, streams, saved, cotangents):
     """The row sum of p * dp is taken as that of out * dout: D numbers a row instead of Lk."""
     q, k, v, seen, out, probs = saved
-    dout, dlse, _ = cotangents
+    dout, dlse, _ = once(cotangents)
+    q, k, v = once((q, k, v))
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     row_sum = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1, keepdims=True)
     row_sum -= dlse[..., None]

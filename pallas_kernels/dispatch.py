@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from pallas_kernels import blocked, cudnn, kernels, splash
 from pallas_kernels.config import MIN_LENGTH, AttentionConfig
-from pallas_kernels.dense import dense_attention
+from pallas_kernels.dense import dense_attention, once
 from pallas_kernels.masks import NEVER_SEEN, SEES_NOTHING, IntervalMask, visible
 from pallas_kernels.merge import merge_attention
 from pallas_kernels.reference import DEAD
@@ -61,18 +61,18 @@ def interval_attention(
         if return_lse:
             raise ValueError("Attention 'cudnn' has no lse in float32; use 'xla_blocked' for that.")
         return cudnn.attention(q, k, v, mask, scale=scale)
-    unused_row = None
     if mask.kind == "interval":
         # Nothing in padding may matter, and zero times NaN is NaN: in outputs and in gradients.
-        unused_row = (mask.hi == SEES_NOTHING)[:, None, :, :, None]
-        unused_key = (mask.code == NEVER_SEEN)[:, None, :, None]
-        q, k, v = _zero(unused_row, q), _zero(unused_key, k), _zero(unused_key, v)
-    if impl == "xla_dense":
+        unused = (mask.code == NEVER_SEEN)[:, None, :, None]
+        q, k, v = _zero(_padding(mask), q), _zero(unused, k), _zero(unused, v)
+    if not q.size:
+        out, lse = jnp.zeros_like(q), jnp.full(q.shape[:-1], DEAD)
+    elif impl == "xla_dense":
         out, lse = dense_attention(q, k, v, visible(mask), scale=scale, return_lse=True)
     else:
         out, lse = _attend(q, k, v, mask, scale, impl, config)
-    if unused_row is not None:
-        out, lse = _zero(unused_row, out), jnp.where(unused_row[..., 0], DEAD, lse)
+    if mask.kind == "interval":
+        out, lse = _zero(_padding(mask), out), jnp.where(_padding(mask)[..., 0], DEAD, lse)
     return (out, lse) if return_lse else out
 
 
@@ -102,7 +102,8 @@ def two_stream_attention(
     Args:
       q_content, q_query: (B, H, L, D). k, v: (B, Hkv, Lk, D).
       mask: of two streams.
-      null_kv: key and value (Hkv, D) or (B, Hkv, D) that every row sees, so that no row is dead.
+      null_kv: key and value (Hkv, D) or (B, Hkv, D) that every row sees, so that none is dead but
+        padding.
       scale, impl, config: as of `interval_attention`.
 
     Returns:
@@ -117,9 +118,14 @@ def two_stream_attention(
     group = q.shape[1] // k.shape[1]
     spread = lambda x: jnp.repeat(jnp.broadcast_to(x, (k.shape[0], *x.shape[-2:])), group, axis=1)
     key, value = (spread(x)[:, :, None, None] for x in null_kv)
+    value = jnp.broadcast_to(value, q.shape).astype(q.dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if mask.kind == "interval":
+        q, value = _zero(_padding(mask), q), _zero(_padding(mask), value)
     score = jnp.sum(q.astype(jnp.float32) * key.astype(jnp.float32), axis=-1) * scale
-    out, _ = merge_attention(part, (jnp.broadcast_to(value, q.shape).astype(q.dtype), score))
+    if mask.kind == "interval":
+        score = jnp.where(_padding(mask)[..., 0], DEAD, score)
+    out, _ = merge_attention(part, (value, score))
     return out[:, :, 0], out[:, :, 1]
 
 
@@ -127,6 +133,11 @@ def _of_one_batch(mask: IntervalMask) -> IntervalMask:
     """Spreads vectors of one row next to others of a row per example: backends take no mixture."""
     rows = max((x.shape[0] for x in jax.tree.leaves(mask)), default=1)
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape[1:])), mask)
+
+
+def _padding(mask: IntervalMask) -> jax.Array:
+    """(B or 1, 1, S, L, 1) bool, the rows of an interval mask that are padding."""
+    return (mask.hi == SEES_NOTHING)[:, None, :, :, None]
 
 
 def _zero(where, x):
@@ -148,7 +159,8 @@ def _attend_fwd(q, k, v, mask, scale, impl, config):
 def _attend_bwd(scale, impl, config, saved, cotangents):
     """Subtracting the cotangent of lse in delta is all that a differentiable lse costs."""
     q, k, v, mask, out, lse = saved
-    dout, dlse = cotangents
+    dout, dlse = once(cotangents)
+    q, k, v = once((q, k, v))
     lse2 = jnp.where(lse > DEAD / 2, lse * LOG2_E, 0.0)
     delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlse
     dout = dout.astype(q.dtype)

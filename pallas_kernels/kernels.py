@@ -1,4 +1,4 @@
-"""The Pallas backend: head sizes the TPU kernels do not have are padded to the next that they do."""
+"""The Pallas backend: head sizes that the TPU kernels do not have are padded to the next one."""
 
 import jax
 

@@ -94,13 +94,23 @@ def segment_mask(
 
     Args:
       segment_ids: (B, L) int32, sorted along a row for tiles to be skipped; negative is padding.
-      rank: (B, L) int32 >= 0, rank of a position inside its segment, at most L - 1.
+        With `rank` below 2**31 / (2 L); checked as the lengths of `length_mask`.
+      rank: (B, L) int32 in [0, L), rank of a position inside its segment.
       strict: one flag a stream; needs `rank`.
     """
     length = segment_ids.shape[-1]
     if rank is None and any(strict):
         raise ValueError("segment_mask with a strict stream needs rank; give rank or strict=False.")
     width = 1 if rank is None else 1 << length.bit_length()
+    most = NEVER_SEEN // width
+    require(
+        jnp.all(segment_ids < most),
+        f"Segment ids must be below {most} to leave room for ranks; number them from 0 in a row.",
+    )
+    if rank is not None:
+        require(
+            jnp.all((rank >= 0) & (rank < length)), f"Ranks of segments must lie in [0, {length})."
+        )
     start = segment_ids * width
     inside = segment_ids >= 0
     own = start if rank is None else start + rank
