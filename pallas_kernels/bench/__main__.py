@@ -20,6 +20,9 @@ VALU ... EUP            share of these slots in use, in segments with products
 us, HBM                 cycles / clock, or HBM traffic if that is longer; HBM traffic alone
 TFLOP/s                 useful, per chip
 dense                   time of dense XLA (its own lower bound) over ours; backward rows: both ways
+Cycles are those of the kernels. What XLA does around them is not in ours nor in splash's: delta of
+the backward (both), splash's sum of dQ over key blocks, our spreading of interval vectors over
+lanes (in HBM) and the zeroing of padding.
 """
 
 STATIC = {"lengths": "1024,2048", "dim": 128, "dtype": "bfloat16", "out": "bench_static.json"}

@@ -137,7 +137,7 @@ def rows(report: Report, kinds: list[str], lengths: list[int]) -> tuple[list[Row
             device_microseconds = 0.0
             for name in report.cases:
                 what, *rest = name.split("/")
-                if kind not in (what, rest[0]) or str(length) not in rest or what in OTHERS:
+                if kind not in (what, rest[0]) or str(length) != rest[-3] or what in OTHERS:
                     continue
                 try:
                     row = _row(report, name)
@@ -157,7 +157,8 @@ def _row(report: Report, name: str) -> Row:
     cycles = cycles_per_head(kernel, heads)
     masked = tflops = None
     floor_cycles = kernel.total(kernel.busy) / heads
-    hbm_bytes = (case.argument_bytes + case.output_bytes) / heads
+    # What XLA prepares for the kernel, such as mask vectors over lanes, is written and read.
+    hbm_bytes = (case.argument_bytes + case.output_bytes + 2 * case.scratch_bytes) / heads
     microseconds = cycles / chip.clock_ghz / 1e3
     hbm = hbm_bytes / chip.core_hbm_gbps / 1e3
     if way in PRODUCTS:
