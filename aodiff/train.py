@@ -72,7 +72,8 @@ def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Se
     """
     config = config_lib.finalize(config)
     mesh = partitioning.make_mesh(**config.mesh) if mesh is None else mesh
-    check_platform(config.model.attention, mesh.devices.flat[0].platform)
+    if isinstance(mesh, Mesh):  # an abstract one has no devices
+        check_platform(config.model.attention, mesh.devices.flat[0].platform)
     config_lib.check_batches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     info = data.describe(config.data)
     method = method or methods.build(config, info)
