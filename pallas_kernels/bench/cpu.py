@@ -22,7 +22,6 @@ import jax
 from pallas_kernels import causal_streams, interval_attention
 
 IMPLS = ("xla_dense", "xla_blocked")
-WAYS = ("forward", "both")  # both: forward and backward
 BATCH, HEADS = 2, 4
 ROUNDS = 9
 

@@ -1,6 +1,6 @@
 """Reads the compiler's schedule of a Mosaic kernel: one bundle per cycle, cut into segments.
 
-Text formats are those of libtpu 0.0.52 (`--xla_jf_dump_llo_text`): `packed-bundles-post-ra` has one
+Text formats are those of libtpu 0.0.42 and 0.0.52 (`--xla_jf_dump_llo_text`): `packed-bundles-post-ra` has one
 bundle per cycle, empty ones included; `pre-delay_hlo-static-per-bundle-utilization` has the use of
 each unit in the same cycles.
 """
@@ -102,7 +102,7 @@ def parse_bundles(text: str) -> list[Bundle]:
         if int(head[1], 16) != number:
             raise ValueError(
                 f"The dump numbers bundle {number} as {head[1]}; it is cut off, or of a libtpu "
-                "whose format this reader does not know (0.0.52 works)."
+                "whose format this reader does not know (0.0.42 and 0.0.52 work)."
             )
         body = _COMMENT.sub("", text[head.end() : end])
         bundles.append(Bundle(head[2] or "", head[3].count(">"), " ".join(body.split())))
@@ -113,7 +113,8 @@ def parse_utilization(text: str) -> Utilization:
     """Parses `pre-delay_hlo-static-per-bundle-utilization`."""
     header, body = text.split("== UTILIZATION:")
     _, names, counts = header.strip().splitlines()[:3]
-    units = [n.strip() for n in names.split(",")]
+    # libtpu 0.0.42 calls MXU what later ones call MATMUL, and does not count pushes.
+    units = ["MATMUL" if n.strip() == "MXU" else n.strip() for n in names.split(",")]
     capacity = dict(zip(units, map(int, counts.split()), strict=True))
     rows = [tuple(map(int, line.split())) for line in body.strip().splitlines()]
     return Utilization(capacity, rows)
