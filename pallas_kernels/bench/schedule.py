@@ -1,8 +1,8 @@
 """Reads the compiler's schedule of a Mosaic kernel: one bundle per cycle, cut into segments.
 
-Text formats are those of libtpu 0.0.42 and 0.0.52 (`--xla_jf_dump_llo_text`): `packed-bundles-post-ra` has one
-bundle per cycle, empty ones included; `pre-delay_hlo-static-per-bundle-utilization` has the use of
-each unit in the same cycles.
+Text formats are those of libtpu 0.0.42 and 0.0.52 (`--xla_jf_dump_llo_text`):
+`packed-bundles-post-ra` has one bundle per cycle, empty ones included;
+`pre-delay_hlo-static-per-bundle-utilization` has the use of each unit in the same cycles.
 """
 
 import dataclasses
