@@ -98,7 +98,7 @@ def default_config(
         bwd_dq="nt" if wide else "tn",
         bwd_step=_even(keys, 1024),
         bwd_rc=256 if wide else 128,
-        vmem=CHIPS[generation].vmem_bytes * (15 if generation == "v4" else 12) // 16,
+        vmem=CHIPS[generation].vmem_bytes * (31 if generation == "v4" else 24) // 32,
     )
     return dataclasses.replace(config, **changes)
 

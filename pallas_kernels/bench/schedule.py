@@ -152,7 +152,7 @@ def segments(bundles: Sequence[Bundle], use: Utilization, delay_slots: int) -> l
                 vmatmul=len(re.findall(r"\bvmatmul", text)),
                 lane_reductions=text.count(".xlane."),
                 transposes=len(re.findall(r"\bvxpose", text)),
-                exponentials=len(re.findall(r"\bvexp2", text)),
+                exponentials=len(re.findall(r"\bv(?:exp2|pow2)", text)),
                 units=use.sums(start, stop),
                 branch=next((b.target for b in rows[::-1] if b.target is not None), None),
             )
