@@ -174,7 +174,7 @@ def test_what_fits_one_generation_and_not_another():
     x = shapes(rows=2048, keys=2048, dim=256)
     small = dataclasses.replace(config, vmem=pk.default_config(2, 2048, 2048, generation="v4").vmem)
     jax.eval_shape(function(config), *x)
-    refused(function(small), *x, words=("VMEM", "15.0 MiB"))
+    refused(function(small), *x, words=("VMEM", "15.5 MiB"))
 
 
 def test_unknown_generation():
