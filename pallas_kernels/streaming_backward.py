@@ -101,7 +101,7 @@ def _by_parts(q, k, v, mask, lse2, delta, do, *, scale, config):
 
     def add(sums, part):
         here = {name: part.pop(name) for name in ("hi", "lo") if name in part}
-        dq, *terms = resident.backward(
+        grads = resident.backward(
             **part,
             k=k,
             v=v,
@@ -110,6 +110,8 @@ def _by_parts(q, k, v, mask, lse2, delta, do, *, scale, config):
             config=config,
             partial=True,
         )
+        # Fused with what takes its results, the kernel loses its VMEM limit (libtpu 0.0.42).
+        dq, *terms = jax.lax.optimization_barrier(grads)
         return [total + term for total, term in zip(sums, terms, strict=True)], dq
 
     zeros = [jnp.zeros(x.shape, jnp.float32) for x in (k, v)]
