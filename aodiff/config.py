@@ -107,6 +107,8 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             ensemble=0,  # members of the context-order ensemble; 0: off
             ensemble_steps=32,
             marginal=0,  # orders of the order-marginal bound; 0: off
+            measures=(),  # what else to measure of the trained model, see aodiff/evals
+            samples=512,  # rows drawn for those measures
         )
     )
     c.sample = ml_collections.ConfigDict(
@@ -121,6 +123,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             params="ema",
             prompt="",  # text to keep; the model writes the rest
             positions=(),  # where the prompt's tokens stand; (): from 0 on
+            given=config_dict.placeholder(str),  # JSON lines, rows with null where to write
         )
     )
     c.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, model=1))
@@ -137,6 +140,10 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
     c.log = ml_collections.ConfigDict(dict(every=20, tensorboard=False, wandb=False))
     # Arm name -> order of an AO-GPT trained with equal compute.
     c.compare = ml_collections.ConfigDict()
+    # The config and its arms once per seed and hidden permutation; (): once, as it stands.
+    c.study = ml_collections.ConfigDict(dict(seeds=(), permute_seeds=()))
+    # Measure -> (lowest, highest) that passes, and the share of runs that must pass.
+    c.criteria = ml_collections.ConfigDict()
     return c
 
 
@@ -297,7 +304,7 @@ def _tuples(value):
 
 def _check_keys(given: dict, allowed: dict) -> None:
     for key in given:
-        if key not in allowed and not key.startswith("compare."):
+        if key not in allowed and not key.startswith(("compare.", "criteria.")):
             near = difflib.get_close_matches(key, allowed, n=1)
             hint = f"did you mean {near[0]}" if near else "see base() in aodiff/config.py"
             raise ConfigError(f"config key {key} is unknown; {hint}?")

@@ -27,6 +27,10 @@ class DataInfo:
       tokenizer: text to ids and back, or None.
       codec: rows of numbers to ids and back, or None.
       grid: (height, width) of a row in natural order, or None when it is a line.
+      names: what to call each natural position, (L,), or None.
+      edges: known links (i, j) between natural positions, such as bones, or None. For figures and
+        measures alone: training never sees them.
+      xy: where figures draw each natural position, (L, 2) with y upwards, or None.
       permutation: natural position of each unit, (L,): hidden[u] = natural[permutation[u]]; None
         when rows come in natural order.
       entropy: exact entropy of the source in nats per position, or None when it is not known.
@@ -40,6 +44,9 @@ class DataInfo:
     tokenizer: "Tokenizer | None" = None
     codec: "Codec | None" = None
     grid: tuple[int, int] | None = None
+    names: tuple[str, ...] | None = None
+    edges: tuple[tuple[int, int], ...] | None = None
+    xy: tuple[tuple[float, float], ...] | None = None
     permutation: tuple[int, ...] | None = None
     entropy: float | None = None
 
