@@ -214,9 +214,8 @@ def describe(config: ConfigDict) -> DataInfo:
     )
 
 
-def open_splits(config: ConfigDict) -> dict[str, Source]:
-    """Rows drawn from the generator by split."""
-    law = make_law(config)
+def generated_splits(law: TreeLaw, config: ConfigDict, name: str) -> dict[str, Source]:
+    """Rows drawn from `law` by split; `name` states the law and every parameter of it."""
     # Held-out rows come first, so that train_rows can change without changing them.
     held_out = config.eval_rows
     spans = {
@@ -224,14 +223,19 @@ def open_splits(config: ConfigDict) -> dict[str, Source]:
         "validation": (0, held_out),
         "test": (held_out, held_out),
     }
-    parameters = (config.vocab, config.alpha, config.noise, config.law_seed, config.seq_len)
     return {
         split: GeneratedSource(
             sample=functools.partial(law.sample, config.law_seed),
             start=start,
             length=length,
             seq_len=config.seq_len,
-            law=f"{config.name}/{VERSION} {parameters}",
+            law=name,
         )
         for split, (start, length) in spans.items()
     }
+
+
+def open_splits(config: ConfigDict) -> dict[str, Source]:
+    """Rows drawn from the generator by split."""
+    parameters = (config.vocab, config.alpha, config.noise, config.law_seed, config.seq_len)
+    return generated_splits(make_law(config), config, f"{config.name}/{VERSION} {parameters}")
