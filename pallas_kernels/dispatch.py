@@ -61,18 +61,16 @@ def interval_attention(
         if return_lse:
             raise ValueError("Attention 'cudnn' has no lse in float32; use 'xla_blocked' for that.")
         return cudnn.attention(q, k, v, mask, scale=scale)
-    if mask.kind == "interval":
-        # Nothing in padding may matter, and zero times NaN is NaN: in outputs and in gradients.
-        unused = (mask.code == NEVER_SEEN)[:, None, :, None]
-        q, k, v = _zero(_padding(mask), q), _zero(unused, k), _zero(unused, v)
+    # Nothing in padding may matter, and zero times NaN is NaN: in outputs and in gradients.
+    rows, keys = _padding(mask)
+    q, k, v = _blank(rows, q), _blank(keys, k), _blank(keys, v)
     if not q.size:
         out, lse = jnp.zeros_like(q), jnp.full(q.shape[:-1], DEAD)
     elif impl == "xla_dense":
         out, lse = dense_attention(q, k, v, visible(mask), scale=scale, return_lse=True)
     else:
         out, lse = _attend(q, k, v, mask, scale, impl, config)
-    if mask.kind == "interval":
-        out, lse = _zero(_padding(mask), out), jnp.where(_padding(mask)[..., 0], DEAD, lse)
+    out, lse = _blank(rows, out), _blank(rows, lse[..., None], DEAD)[..., 0]
     return (out, lse) if return_lse else out
 
 
@@ -120,12 +118,10 @@ def two_stream_attention(
     key, value = (spread(x)[:, :, None, None] for x in null_kv)
     value = jnp.broadcast_to(value, q.shape).astype(q.dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if mask.kind == "interval":
-        q, value = _zero(_padding(mask), q), _zero(_padding(mask), value)
-    score = jnp.sum(q.astype(jnp.float32) * key.astype(jnp.float32), axis=-1) * scale
-    if mask.kind == "interval":
-        score = jnp.where(_padding(mask)[..., 0], DEAD, score)
-    out, _ = merge_attention(part, (value, score))
+    rows, _ = _padding(mask)
+    q, value = _blank(rows, q), _blank(rows, value)
+    score = jnp.sum(q.astype(jnp.float32) * key.astype(jnp.float32), axis=-1, keepdims=True)
+    out, _ = merge_attention(part, (value, _blank(rows, score * scale, DEAD)[..., 0]))
     return out[:, :, 0], out[:, :, 1]
 
 
@@ -135,13 +131,16 @@ def _of_one_batch(mask: IntervalMask) -> IntervalMask:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape[1:])), mask)
 
 
-def _padding(mask: IntervalMask) -> jax.Array:
-    """(B or 1, 1, S, L, 1) bool, the rows of an interval mask that are padding."""
-    return (mask.hi == SEES_NOTHING)[:, None, :, :, None]
+def _padding(mask: IntervalMask) -> tuple[jax.Array | None, jax.Array | None]:
+    """Rows (B or 1, 1, S, L, 1) and keys (B or 1, 1, Lk, 1) that are padding; None: none can be."""
+    if mask.kind == "causal":
+        return None, None
+    rows, keys = mask.hi == SEES_NOTHING, mask.code == NEVER_SEEN
+    return rows[:, None, :, :, None], keys[:, None, :, None]
 
 
-def _zero(where, x):
-    return jnp.where(where, jnp.zeros((), x.dtype), x)
+def _blank(where: jax.Array | None, x: jax.Array, value: float = 0.0) -> jax.Array:
+    return x if where is None else jnp.where(where, jnp.asarray(value, x.dtype), x)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
