@@ -177,6 +177,47 @@ def iid(n: int, config: ConfigDict) -> TreeLaw:
     return TreeLaw(np.full(n, -1), transitions)
 
 
+# name, parent, place (x, y); parents come first.
+JOINTS = (
+    ("pelvis", -1, (0.0, 0.0)),
+    ("spine", 0, (0.0, 1.0)),
+    ("thorax", 1, (0.0, 2.0)),
+    ("neck", 2, (0.0, 2.8)),
+    ("head", 3, (0.0, 3.5)),
+    ("left shoulder", 2, (-0.9, 2.2)),
+    ("left elbow", 5, (-1.5, 1.2)),
+    ("left wrist", 6, (-1.9, 0.2)),
+    ("right shoulder", 2, (0.9, 2.2)),
+    ("right elbow", 8, (1.5, 1.2)),
+    ("right wrist", 9, (1.9, 0.2)),
+    ("left hip", 0, (-0.5, -0.3)),
+    ("left knee", 11, (-0.6, -1.8)),
+    ("left ankle", 12, (-0.7, -3.2)),
+    ("right hip", 0, (0.5, -0.3)),
+    ("right knee", 14, (0.6, -1.8)),
+    ("right ankle", 15, (0.7, -3.2)),
+)
+
+
+def skeleton(n: int, config: ConfigDict) -> TreeLaw:
+    """Angles of the first n joints in `vocab` equal bins of a turn: uniform for the root, for any
+    other joint its parent's plus normal noise with a standard deviation of `noise` radians.
+
+    Raises:
+      DataError: there are not that many joints.
+    """
+    if n > len(JOINTS):
+        raise DataError(
+            f"data.seq_len is {n}; a skeleton has {len(JOINTS)} joints, use at most that many."
+        )
+    bins = np.arange(config.vocab)
+    turn = (bins[None, :] - bins[:, None]) / config.vocab
+    angle = 2 * np.pi * (turn - np.round(turn))
+    step = np.exp(-0.5 * np.square(angle / max(config.noise, 1e-3)))
+    parents = np.array([parent for _, parent, _ in JOINTS[:n]])
+    return _uniform_roots(parents, np.stack([step / step.sum(1, keepdims=True)] * n))
+
+
 LAWS = {
     "markov": markov,
     "chain": chain,
@@ -184,6 +225,7 @@ LAWS = {
     "two_chains": two_chains,
     "tree": tree,
     "iid": iid,
+    "skeleton": skeleton,
 }
 
 
@@ -205,12 +247,17 @@ def make_law(config: ConfigDict) -> TreeLaw:
 
 def describe(config: ConfigDict) -> DataInfo:
     """The generator of `config`."""
+    law = make_law(config)
+    joints = JOINTS[: config.seq_len] if config.name == "skeleton" else None
     return DataInfo(
         name=config.name,
         seq_len=config.seq_len,
         vocab_size=config.vocab,
-        unit="symbol",
-        entropy=make_law(config).entropy,
+        unit="joint" if joints else "symbol",
+        names=joints and tuple(name for name, _, _ in joints),
+        edges=tuple((int(p), i) for i, p in enumerate(law.parents) if p >= 0),
+        xy=joints and tuple(xy for _, _, xy in joints),
+        entropy=law.entropy,
     )
 
 

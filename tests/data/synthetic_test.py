@@ -29,7 +29,7 @@ def test_philox_equals_numpy(key):
 
 @pytest.mark.parametrize("name", synthetic.LAWS)
 def test_rows_are_pure_functions_of_their_number(name):
-    law = synthetic.make_law(config(name))
+    law = synthetic.make_law(config(name, seq_len=17))
     together = law.sample(3, np.arange(50))
     assert np.array_equal(law.sample(3, np.array([49, 7, 7])), together[[49, 7, 7]])
     assert not np.array_equal(law.sample(4, np.arange(50)), together)
@@ -84,9 +84,40 @@ def test_two_chains_are_independent_and_the_tree_is_a_tree():
     assert (parents < np.arange(24)).all() and (parents[1:] >= 0).all() and len(set(parents)) < 24
 
 
+@pytest.mark.parametrize("name", synthetic.LAWS)
+def test_edges_are_the_pairs_that_depend_directly(name):
+    """Of all pairs, only linked ones keep their dependence given the rest (enumeration)."""
+    c = config(name, seq_len=4, vocab=3)
+    law = synthetic.make_law(c)
+    rows = itertools.product(range(3), repeat=4)
+    log_p = np.log([probability(law, row) for row in rows]).reshape(3, 3, 3, 3)
+    linked = set()
+    for i, j in itertools.combinations(range(4), 2):
+        p = np.moveaxis(log_p, (i, j), (2, 3))
+        # Without an interaction of i and j the log probability has no mixed difference.
+        mixed = p[..., 1:, 1:] - p[..., :1, 1:] - p[..., 1:, :1] + p[..., :1, :1]
+        if abs(mixed).max() > 1e-6:
+            linked.add((i, j))
+    assert set(describe(c).edges) == linked
+
+
+def test_a_skeleton_has_names_places_and_noise_in_radians():
+    c = config("skeleton", seq_len=17, vocab=16)
+    info = describe(c)
+    assert len(info.names) == len(info.xy) == 17 and len(info.edges) == 16
+    assert ("left elbow", "left wrist") in [(info.names[i], info.names[j]) for i, j in info.edges]
+    step = synthetic.make_law(c).transitions[1]
+    angle = np.angle(np.exp(2j * np.pi * np.arange(16) / 16))
+    np.testing.assert_allclose(step[0] @ angle**2, c.noise**2, rtol=0.02)
+    np.testing.assert_allclose(step[5], np.roll(step[0], 5))
+    with pytest.raises(DataError, match="data.seq_len is 18; a skeleton has 17 joints"):
+        describe(config("skeleton", seq_len=18))
+
+
 def test_golden_rows():
     """Numbers in papers and checkpoints rest on these rows: a change needs a new VERSION."""
-    rows = {n: synthetic.make_law(config(n)).sample(0, np.arange(64)) for n in synthetic.LAWS}
+    sizes = dict.fromkeys(synthetic.LAWS, 24) | {"skeleton": 17}
+    rows = {n: synthetic.make_law(config(n, k)).sample(0, np.arange(64)) for n, k in sizes.items()}
     found = {n: hashlib.sha256(x.astype("<u2").tobytes()).hexdigest()[:12] for n, x in rows.items()}
     assert found == {
         "markov": "1d4c2b968878",
@@ -95,6 +126,7 @@ def test_golden_rows():
         "two_chains": "59692c4709e8",
         "tree": "1d12fa9f475f",
         "iid": "2f63e84ad35b",
+        "skeleton": "4d18a48b7679",
     }
 
 
