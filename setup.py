@@ -31,7 +31,7 @@ setup(
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8",
         "scikit-learn",
-        "scipy",
+        "scipy>=1.17",  # eigsh takes the generator of its restarts
         "tensorflow-datasets>=4.9.10",
     ],
     extras_require={
