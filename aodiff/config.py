@@ -69,13 +69,14 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             dir=config_dict.placeholder(str),
             tokenizer="byte",
             seq_len=256,
-            permute_seed=config_dict.placeholder(int),  # hide the unit order behind a permutation
+            # Hides the unit order behind a permutation; -1: another one for every `seed`.
+            permute_seed=config_dict.placeholder(int),
             levels=8,  # gray levels of digits, quantile bins of a table's numeric columns
             # Generators (aodiff/data/synthetic.py).
             vocab=8,
             alpha=0.15,  # Dirichlet concentration of transition rows
-            noise=0.3,  # probability that a unit ignores its parent
-            law_seed=0,
+            noise=0.3,  # probability that a unit ignores its parent; of angles: radians
+            law_seed=0,  # -1: another law for every `seed`
             train_rows=1_048_576,
             eval_rows=1024,
         )
@@ -221,6 +222,9 @@ def finalize(config: ml_collections.ConfigDict) -> ml_collections.FrozenConfigDi
         )
     if c.optim.decay_steps is None:
         c.optim.decay_steps = c.train.num_steps
+    for key in ("permute_seed", "law_seed"):
+        if c.data[key] == -1:
+            c.data[key] = c.seed
     return ml_collections.FrozenConfigDict(c)
 
 

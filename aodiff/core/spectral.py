@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 
+from aodiff.core import graph as graphs
+
 SPLIT = 0.1  # below this lambda_2 / lambda_3 the Fiedler vector tells parts apart, not units
 DENSE = 128  # units above which an iterative solver is cheaper, see the table above
 FACING = 4  # units on each side of a junction that decide how two parts are joined
@@ -15,19 +17,29 @@ class Seriation:
 
     order: (n,) int64, order[s] is the unit at place s (either direction is equally good).
     priority: (n,) float64 in [0, 1], larger is earlier.
-    num_parts: separately seriated pieces; 1 means that the graph itself fixes the whole line.
+    parts: the units of each separately seriated piece, in the order of the line; a single one means
+      that the graph itself fixes the whole line.
     lambda_2, lambda_3: the two smallest non-zero Laplacian eigenvalues of the whole graph.
     """
 
     order: np.ndarray
     priority: np.ndarray
-    num_parts: int
+    parts: tuple[np.ndarray, ...]
     lambda_2: float
     lambda_3: float
 
+    @property
+    def num_parts(self) -> int:
+        return len(self.parts)
+
     def reverse(self) -> "Seriation":
         """Returns the same line read from the other end."""
-        return dataclasses.replace(self, order=self.order[::-1], priority=1.0 - self.priority)
+        return dataclasses.replace(
+            self,
+            order=self.order[::-1],
+            priority=1.0 - self.priority,
+            parts=tuple(part[::-1] for part in self.parts[::-1]),
+        )
 
 
 def fiedler(graph: np.ndarray) -> tuple[np.ndarray, float, float]:
@@ -94,21 +106,25 @@ def _junction(left: np.ndarray, right: np.ndarray, weak: np.ndarray) -> float:
     return float(np.sum(weak[np.ix_(ends, starts)] / (1.0 + distance)))
 
 
-def _arrange(units: np.ndarray, graph: np.ndarray, weak: np.ndarray) -> tuple[np.ndarray, int]:
-    """Recursive seriation of `units`: (their line, number of parts)."""
+def _arrange(units: np.ndarray, graph: np.ndarray, weak: np.ndarray) -> list[np.ndarray]:
+    """Recursive seriation of `units`: their parts, which make the line one after the other."""
     if len(units) <= 2:
-        return units, 1
+        return [units]
     vector, lambda_2, lambda_3 = fiedler(graph[np.ix_(units, units)])
     line = np.argsort(vector, kind="stable")
     if lambda_2 >= SPLIT * lambda_3 and lambda_2 > 1e-8:
-        return units[line], 1
+        return [units[line]]
     cut = int(np.argmax(np.diff(vector[line]))) + 1
     # Recursion is on units in index order, so that a part's line depends on the part alone.
-    left, left_parts = _arrange(np.sort(units[line[:cut]]), graph, weak)
-    right, right_parts = _arrange(np.sort(units[line[cut:]]), graph, weak)
-    choices = [(a, b) for a in (left, left[::-1]) for b in (right, right[::-1])]
-    best = max(choices, key=lambda pair: _junction(*pair, weak))
-    return np.concatenate(best), left_parts + right_parts
+    left = _arrange(np.sort(units[line[:cut]]), graph, weak)
+    right = _arrange(np.sort(units[line[cut:]]), graph, weak)
+    choices = [a + b for a in (left, _turn(left)) for b in (right, _turn(right))]
+    ends = len(left)
+    return max(choices, key=lambda c: _junction(*map(np.concatenate, (c[:ends], c[ends:])), weak))
+
+
+def _turn(parts: list[np.ndarray]) -> list[np.ndarray]:
+    return [part[::-1] for part in parts[::-1]]
 
 
 def seriate(graph: np.ndarray, weak: np.ndarray | None = None) -> Seriation | None:
@@ -131,9 +147,22 @@ def seriate(graph: np.ndarray, weak: np.ndarray | None = None) -> Seriation | No
     # Too small to move any unit, yet it decides between components that are otherwise tied.
     tie_break = 1e-9 * weak / max(weak.sum(1).max(), 1e-300)
     graph = graph / degree + tie_break
-    line, parts = _arrange(np.arange(n), graph, weak)
+    parts = _arrange(np.arange(n), graph, weak)
     vector, lambda_2, lambda_3 = fiedler(graph)
-    rank = np.argsort(line) / (n - 1.0) if parts > 1 else soft_rank(vector)
+    line = np.concatenate(parts)
+    rank = np.argsort(line) / (n - 1.0) if len(parts) > 1 else soft_rank(vector)
     priority = 1.0 - rank
     order = np.argsort(-priority, kind="stable")
-    return Seriation(order, priority, parts, lambda_2, lambda_3)
+    return Seriation(order, priority, tuple(parts), lambda_2, lambda_3)
+
+
+def teach(excess: np.ndarray, count: np.ndarray, reciprocal: str) -> Seriation | None:
+    """The line of the evidence, or None where it holds no graph.
+
+    Args:
+      excess, count: (n, n) sums of excess attention and exposures [target, source].
+      reciprocal: how the graph joins both directions of a pair, a key of `graph.RECIPROCAL`.
+    """
+    depends = graphs.dependency(excess, count)
+    weak = graphs.mean_excess(excess, count)
+    return seriate(graphs.reciprocal_graph(depends, reciprocal), weak)
