@@ -131,9 +131,9 @@ def test_paper_presets_have_the_published_size(preset, parameters):
 
 
 def test_data_seeds_of_minus_one_follow_the_run():
-    config = base()
+    config = config_lib.base()
     config.seed = 7
     config.data.update(law_seed=-1, permute_seed=-1)
-    final = finalize(config)
+    final = config_lib.finalize(config)
     assert final.data.law_seed == final.data.permute_seed == 7
     assert config.data.law_seed == -1
