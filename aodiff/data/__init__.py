@@ -1,4 +1,4 @@
-"""From a name in the config to rows of ids: `describe` needs no files, `open_splits` opens them."""
+"""From a name in the config to rows of ids: `describe` says what they are, `open_splits` opens."""
 
 import dataclasses
 import types
@@ -6,18 +6,35 @@ import types
 import numpy as np
 from ml_collections import ConfigDict
 
-from aodiff.data import codecs, corpora, prepared, synthetic
+from aodiff.data import corpora, pose, pose_bvh, pose_coco, prepared, synthetic, tables
 from aodiff.data.info import DataError, DataInfo, Stats
 from aodiff.data.pipeline import permute
 from aodiff.data.sources import PermutedSource, Source
 
-__all__ = ["DATA_SETS", "DataError", "DataInfo", "Source", "Stats", "describe", "open_splits"]
+__all__ = [
+    "DATA_SETS",
+    "FROM_FILES",
+    "DataError",
+    "DataInfo",
+    "Source",
+    "Stats",
+    "describe",
+    "open_splits",
+]
 
+# Read from files of the user, as they are, at `data.dir`.
+FROM_FILES: dict[str, types.ModuleType] = {
+    **dict.fromkeys(("csv", *tables.FILES), tables),
+    "coco_keypoints": pose_coco,
+    "bvh": pose_bvh,
+}
 # Data sets that need no preparation; any other name is a prepared directory.
 DATA_SETS: dict[str, types.ModuleType] = {
     **dict.fromkeys(corpora.CORPORA, corpora),
-    **dict.fromkeys(codecs.TABLES, codecs),
+    **dict.fromkeys(("digits", *tables.TABLES), tables),
     **dict.fromkeys(synthetic.LAWS, synthetic),
+    "chain_pose": pose,
+    **FROM_FILES,
 }
 
 
@@ -30,7 +47,7 @@ def hidden_permutation(config: ConfigDict) -> tuple[int, ...] | None:
 
 
 def describe(config: ConfigDict) -> DataInfo:
-    """Describes `config.data` without opening any file of a prepared data set.
+    """Describes `config.data`; files are read where only they tell, as the columns of a table are.
 
     Raises:
       DataError: the data set or tokenizer does not fit the rest of the config.

@@ -40,10 +40,14 @@ def hash_arrays(arrays: Mapping[str, np.ndarray]) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArraySource:
-    """Rows held in memory: `arrays` by field, equal first dimension."""
+    """Rows held in memory: `arrays` by field, equal first dimension.
+
+    `codec` names what the ids stand for, as part of the fingerprint.
+    """
 
     arrays: Mapping[str, np.ndarray]
     stats: Stats
+    codec: str = ""
 
     def __len__(self) -> int:
         return len(self.arrays["tokens"])
@@ -54,7 +58,8 @@ class ArraySource:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        return hash_arrays(self.arrays)
+        codec = {"codec": np.frombuffer(self.codec.encode(), np.uint8)} if self.codec else {}
+        return hash_arrays({**self.arrays, **codec})
 
     def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         return {name: array[rows] for name, array in self.arrays.items()}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from aodiff.config import base
-from aodiff.data import DATA_SETS, DataError, codecs, corpora, describe, open_splits
+from aodiff.data import DATA_SETS, FROM_FILES, DataError, corpora, describe, open_splits
 
-LENGTHS = {"digits": 64, "breast_cancer": 31, "wine": 14}
+LENGTHS = {"digits": 64, "breast_cancer": 31, "wine": 14, "diabetes": 11, "iris": 5}
 
 
 def config(name: str, **values):
@@ -16,7 +16,7 @@ def config(name: str, **values):
     return c
 
 
-@pytest.mark.parametrize("name", DATA_SETS)
+@pytest.mark.parametrize("name", [name for name in DATA_SETS if name not in FROM_FILES])
 def test_rows_fit_their_description(name):
     c = config(name)
     info, splits = describe(c), open_splits(c)
@@ -63,39 +63,6 @@ def test_digits_are_the_images_of_scikit_learn():
     assert np.array_equal(info.codec.decode(rows), rows)
 
 
-def test_levels_are_equal_steps():
-    codec = codecs.Levels(4, 16)
-    ids, _ = codec.encode(np.arange(17.0))
-    assert ids.tolist() == [0] * 5 + [1] * 4 + [2] * 4 + [3] * 4
-
-
-def test_table_splits_share_no_row_and_codes_are_balanced():
-    c = config("breast_cancer")
-    _, splits = codecs._load("breast_cancer", 8)
-    seen = [set(map(tuple, part.tolist())) for part in splits.values()]
-    assert not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
-    assert sum(map(len, splits.values())) == 569
-    train = open_splits(c)["train"]
-    counts = np.bincount(train.read(np.arange(len(train)))["tokens"][:, 0], minlength=8)
-    assert counts.min() > 0.8 * len(train) / 8
-
-
-def test_column_codec_round_trips():
-    table = np.array([[0.0, 1.5], [2.0, np.nan], [2.0, 9.0], [0.0, 4.0], [0.0, 5.0], [2.0, 7.0]])
-    columns = tuple(codecs.fit_column(column, 3) for column in table.T)
-    codec = codecs.Columns(("label", "value"), columns)
-    ids, present = codec.encode(table)
-    assert present.sum() == 11 and not present[1, 1]
-    np.testing.assert_array_equal(codec.decode(ids)[:, 0], table[:, 0])
-    for i in range(3):
-        inside = table[present[:, 1] & (ids[:, 1] == i), 1]
-        assert codec.decode(np.array([[0, i]]))[0, 1] == np.median(inside)
-    unseen, _ = codec.encode(np.array([[1.0, 100.0]]))
-    assert unseen.tolist() == [[2, 2]]  # "other", and the last bin
-    assert codec.sizes == (3, 3)
-    np.testing.assert_allclose(columns[1].log_widths, np.log(np.diff(columns[1].edges)))
-
-
 def test_wrong_length_for_a_table():
     with pytest.raises(
         DataError, match="64 units per row, data.seq_len is 32; set data.seq_len=64"
@@ -133,12 +100,3 @@ def test_text_of_a_row():
     shown = np.frombuffer(b"abcd", np.uint8)[list(info.permutation)]
     assert info.text(shown) == "abcd"
     assert describe(config("chain")).text(np.array([3, 1])) == "3 1"
-
-
-def test_a_row_of_a_table_reads_as_names_and_values():
-    c = base().data
-    c.name, c.seq_len, c.permute_seed = "wine", 14, 3
-    info, source = describe(c), open_splits(c)["validation"]
-    text = info.text(source.read(np.arange(1))["tokens"][0])
-    values = info.codec.decode(info.natural(source.read(np.arange(1))["tokens"]))[0]
-    assert text.startswith(f"alcohol {values[0]:g}, ") and text.endswith(f"label {values[-1]:g}")

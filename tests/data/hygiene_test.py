@@ -13,12 +13,13 @@ CODE = """
 
     socket.socket.connect = refuse
     from aodiff.config import base
-    from aodiff.data import DATA_SETS, describe, open_splits
+    from aodiff.data import DATA_SETS, FROM_FILES, describe, open_splits
 
-    for name in DATA_SETS:
+    lengths = {"digits": 64, "breast_cancer": 31, "wine": 14, "diabetes": 11, "iris": 5}
+    for name in set(DATA_SETS) - set(FROM_FILES):
         c = base().data
         c.name = name
-        c.seq_len = {"digits": 64, "breast_cancer": 31, "wine": 14}.get(name, 32)
+        c.seq_len = lengths.get(name, 32)
         describe(c)
         open_splits(c)
     loaded = {"tensorflow", "tensorflow_datasets", "tiktoken", "tokenizers"} & set(sys.modules)
