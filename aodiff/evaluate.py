@@ -12,7 +12,9 @@ from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from aodiff import figures, rng
-from aodiff.data import DataInfo, Stats
+from aodiff.config import ConfigError
+from aodiff.data import DataInfo, Source, Stats
+from aodiff.data import open_splits as open_data
 from aodiff.data.pipeline import eval_batches
 from aodiff.methods.base import Method
 from aodiff.partitioning import batch_sharding
@@ -21,11 +23,23 @@ from aodiff.writers import replace_text
 Scorers = dict[str, tuple[str, Callable]]  # name -> (estimator, compiled on its first batch)
 
 
+def open_splits(config) -> dict[str, Source]:
+    """Opens the data; raises ConfigError if there is no split to evaluate on."""
+    splits = open_data(config.data)
+    for key in ("split", "report_split"):
+        if config.eval[key] not in (*splits, None):
+            raise ConfigError(
+                f"eval.{key}={config.eval[key]!r} is not a split of {config.data.name}; use one of "
+                f"{', '.join(splits)}"
+            )
+    return splits
+
+
 def make_scorers(method: Method, config, mesh: Mesh) -> Scorers:
     """The evaluations of the method, for `evaluate`; made once a run, they are traced once."""
     replicated = NamedSharding(mesh, PartitionSpec())
     return {
-        name: (e.estimator, jax.jit(_with_stream(e.fn, config.seed), out_shardings=replicated))
+        name: (e.estimator, _with_stream(e.fn, config.seed, replicated))
         for name, e in method.evaluations(config).items()
     }
 
@@ -102,14 +116,18 @@ def _merged(path: pathlib.Path, new: dict) -> dict:
     return new | {key: old[key] | new[key] for key in ("results", "row_nll")}
 
 
-def _with_stream(fn, seed: int):
-    """Scores of a batch, which rows are no padding, and which tokens there are to score."""
+def _with_stream(fn, seed: int, sharding: NamedSharding) -> Callable:
+    """Scores of a batch, which rows are no padding, and which tokens there are to score.
 
-    def scored(params, batch, extra):
+    The seed is an argument of the compiled program, so that runs of all seeds share it.
+    """
+
+    def scored(params, batch, extra, seed):
         scores = fn(params, batch, rng.stream(seed, rng.EVAL), extra)
         return scores, batch["example_id"] >= 0, batch["loss_mask"]
 
-    return scored
+    compiled = jax.jit(scored, out_shardings=sharding)
+    return lambda params, batch, extra: compiled(params, batch, extra, np.uint32(seed))
 
 
 def _summary(nll: np.ndarray, count: np.ndarray, tokens: int, stats: Stats) -> dict:

@@ -1,4 +1,4 @@
-"""PNG figures of a run: loss curves, and the order in which a sample was written."""
+"""PNG figures of a run: loss and likelihood curves."""
 
 import json
 import pathlib
@@ -48,45 +48,6 @@ def nll_curves(path: pathlib.Path, results: dict[str, dict]) -> None:
     if panels[0].has_data():
         panels[0].legend()
     save(figure, path)
-
-
-def generation_order(path: pathlib.Path, row, info) -> None:
-    """One sample: a heat map of steps on the data's grid, or its text coloured by step."""
-    step = np.asarray(row.step)
-    if info.grid is not None:
-        figure, panels = plt.subplots(1, 2, figsize=(7, 3.2))
-        for axes, values, title in zip(
-            panels, (row.tokens, step), ("sample", "step it was written"), strict=True
-        ):
-            axes.imshow(
-                info.natural(np.asarray(values)).reshape(info.grid),
-                cmap="gray" if title == "sample" else "viridis",
-            )
-            axes.set_title(title)
-            axes.axis("off")
-        return save(figure, path)
-    columns = 64
-    rows = -(-len(step) // columns)
-    figure, axes = plt.subplots(figsize=(10, 0.24 * rows + 0.6))
-    padded = np.full(rows * columns, np.nan)
-    padded[: len(step)] = step
-    image = axes.imshow(padded.reshape(rows, columns), cmap="viridis", aspect="auto", alpha=0.6)
-    for i, token in enumerate(row.tokens):
-        text = info.tokenizer.decode(np.asarray([token])) if info.tokenizer else str(token)
-        text = text if text.isprintable() else "·"
-        axes.text(
-            i % columns,
-            i // columns,
-            text.replace("$", r"\$"),
-            ha="center",
-            va="center",
-            fontsize=8,
-            family="monospace",
-        )
-    axes.axis("off")
-    figure.colorbar(image, label="step", fraction=0.02)
-    axes.set_title("the step at which each position was written (-1: given)", size=9)
-    return save(figure, path)
 
 
 def save(figure, path: pathlib.Path) -> None:

@@ -1,19 +1,59 @@
-"""Sampling from a trained model to `samples/<step>.jsonl`, with a figure of one sample's order."""
+"""Sampling from a trained model to `samples/<step>.jsonl`, with a figure of the first sample."""
 
 import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from aodiff import figures, rng
+from aodiff import figures_samples, given_rows, rng
 from aodiff.config import ConfigError
 from aodiff.data import DataInfo
 from aodiff.methods.base import Method, Samples
 from aodiff.partitioning import shard
+
+
+def draw_rows(
+    method: Method,
+    params,
+    extra,
+    info: DataInfo,
+    config,
+    mesh: Mesh,
+    tokens: np.ndarray,
+    given: np.ndarray,
+) -> Samples:
+    """Fills the positions that are not given as `config.sample` says, `sample.batch` rows a call.
+
+    A row's randomness is keyed by its index, so it does not depend on `sample.batch` or the mesh.
+
+    Args:
+      tokens: (num, L) ids in natural order; entries that are not given are ignored.
+      given: (num, L) bool. Given positions come first, the others follow in the order of the model.
+
+    Returns:
+      Samples on the host, in natural order.
+    """
+    num, batch = len(tokens), config.sample.batch
+    tokens, given = info.hidden(tokens.astype(np.int32)), info.hidden(given)
+    sampler = method.sampler(config, int(given.sum(axis=1).max(initial=0)))
+
+    def draw(params, extra, ids, tokens, given) -> Samples:
+        keys = rng.example_keys(rng.stream(config.seed, rng.SAMPLE), shard(ids, "batch"))
+        return sampler(params, extra, keys, shard(tokens, "batch", None), given)
+
+    fn = jax.jit(draw, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    parts = []
+    for start in range(0, num, batch):
+        ids = np.arange(start, start + batch, dtype=np.int32)
+        rows = np.minimum(ids, num - 1)
+        with jax.set_mesh(mesh):
+            parts.append(jax.device_get(fn(params, extra, ids, tokens[rows], given[rows])))
+        logging.info("sampled %d of %d", min(start + batch, num), num)
+    out = jax.tree.map(lambda *parts: np.concatenate(parts)[:num], *parts)
+    return out.replace(tokens=info.natural(out.tokens), step=info.natural(out.step))
 
 
 def generate(
@@ -27,43 +67,49 @@ def generate(
     step: int,
     workdir: pathlib.Path,
 ) -> pathlib.Path:
-    """Draws `config.sample.num` rows and writes one JSON object per row.
+    """Draws `sample.num` rows, or as many completions of each row of `sample.given`.
 
-    A row's randomness is keyed by its index, so it does not depend on `sample.batch` or the mesh.
-    Returns the path of the file. Raises ConfigError for a prompt that does not fit.
+    Writes one JSON object per row, all positions natural, and returns the path of the file.
+
+    A model of one order completes exactly if the given positions come first in that order;
+    otherwise it is asked for an order it met in its any-order training at most, and completions
+    follow the conditionals it has there.
+
+    Raises:
+      ConfigError, DataError: a prompt or a given row that does not fit.
     """
     s = config.sample
-    prompt, given = place_prompt(s.prompt, s.positions, info)
-    replicated = NamedSharding(mesh, PartitionSpec())
-    sampler = method.sampler(config, int(given.sum()))
-
-    def draw(params, extra, ids, prompt, given) -> Samples:
-        keys = rng.example_keys(rng.stream(config.seed, rng.SAMPLE), shard(ids, "batch"))
-        batch = (ids.shape[0], info.seq_len)
-        tokens, given = (jnp.broadcast_to(a[None], batch) for a in (prompt, given))
-        return sampler(params, extra, keys, tokens, given)
-
-    fn = jax.jit(draw, out_shardings=replicated)
-    rows = []
-    for start in range(0, s.num, s.batch):
-        ids = np.arange(start, start + s.batch, dtype=np.int32)
-        with jax.set_mesh(mesh):
-            out = jax.device_get(fn(params, extra, ids, prompt, given))
-        rows += [jax.tree.map(lambda a, i=i: a[i], out) for i in range(min(s.batch, s.num - start))]
-        logging.info("sampled %d of %d", len(rows), s.num)
+    if s.given is not None:
+        if s.prompt or s.positions:
+            raise ConfigError("sample.given and sample.prompt are both set; set one of them")
+        start = given_rows.read(pathlib.Path(s.given), info)
+    else:
+        tokens, given = place_prompt(s.prompt, s.positions, info)
+        start = given_rows.GivenRows(tokens[None], given[None], ([],))
+    source = np.repeat(np.arange(len(start.tokens)), s.num)  # the row that each sample completes
+    given = start.given[source]
+    out = draw_rows(method, params, extra, info, config, mesh, start.tokens[source], given)
     path = workdir / "samples" / f"{step}.jsonl"
     if jax.process_index() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(_record(i, row, info, config)) for i, row in enumerate(rows)]
-        path.write_text("\n".join(lines) + "\n")
-        figures.generation_order(path.with_suffix(".png"), rows[0], info)
-        logging.info("first sample: %s", info.text(rows[0].tokens))
-        logging.info("wrote %s and %s", path, path.with_suffix(".png"))
+        records = []
+        for i, row in enumerate(source.tolist()):
+            content = given_rows.content(out.tokens[i], out.lengths[i], start.values[row], info)
+            places = np.flatnonzero(given[i]).tolist()
+            which = {"id": i} if s.given is None else {"id": i, "row": row}
+            which |= content | {"given": places, "step": out.step[i].tolist()}
+            records.append(which | _settings(config))
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        figure = path.with_suffix(".png")
+        values = records[0].get("values")
+        figures_samples.sample(figure, out.tokens[0], out.step[0], values, info)
+        logging.info("first sample: %s", info.text(info.hidden(out.tokens[0])))
+        logging.info("wrote %s and %s", path, figure)
     return path
 
 
 def place_prompt(prompt: str, positions, info: DataInfo) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (n,) int32 and given mask (n,) bool of a prompt at `positions` (default 0, 1, ...)."""
+    """Ids (L,) int32 and given (L,) bool of a prompt at natural `positions` (default 0, 1, ...)."""
     tokens, given = np.zeros(info.seq_len, np.int32), np.zeros(info.seq_len, bool)
     if not prompt:
         if positions:
@@ -87,17 +133,12 @@ def place_prompt(prompt: str, positions, info: DataInfo) -> tuple[np.ndarray, np
     if len(np.unique(where)) != len(where):
         raise ConfigError("sample.positions repeats a position; every position may be given once")
     tokens[where], given[where] = ids, True
-    if info.permutation is not None:  # positions are natural, the model's are hidden
-        hidden = np.asarray(info.permutation)
-        return tokens[hidden], given[hidden]
     return tokens, given
 
 
-def _record(index: int, row: Samples, info: DataInfo, config) -> dict:
+def _settings(config) -> dict:
     s = config.sample
-    record = {"id": index, "tokens": row.tokens.tolist(), "step": row.step.tolist()}
-    record["text"] = info.text(row.tokens[: row.lengths])
-    return record | {
+    return {
         "order": s.order,
         "temperature": s.temperature,
         "top_p": s.top_p,

@@ -8,11 +8,11 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from aodiff import distributed, host_memory, profiling, train, writers
+from aodiff import distributed, evals, host_memory, profiling, train, writers
 from aodiff.checkpoint import CheckpointError
 from aodiff.config import LEARNED, ConfigError, arm, default_workdir
 from aodiff.data import DataError
-from aodiff.evaluate import evaluate, make_scorers, record_path
+from aodiff.evaluate import evaluate, make_scorers, open_splits, record_path
 from aodiff.generate import generate
 from aodiff.summary import run_summary
 
@@ -43,10 +43,12 @@ def run(config, workdir: pathlib.Path) -> None:
     step, trained_on, *model = train.restore(setup, workdir, config[_MODE.value].params)
     rest = setup.info, setup.config, setup.mesh
     if _MODE.value == "eval":
-        source = train.open_splits(setup.config)[config.eval.split]
+        splits = open_splits(setup.config)
         scorers = make_scorers(setup.method, setup.config, setup.mesh)
         path = record_path(workdir, setup.config, step, trained_on)
-        evaluate(scorers, *model, source, *rest, step=step, path=path)
+        evaluate(scorers, *model, splits[config.eval.split], *rest, step=step, path=path)
+        if config.eval.measures:
+            evals.measure(setup, *model, splits, step, workdir, path)
     else:
         generate(setup.method, *model, *rest, step=step, workdir=workdir)
 

@@ -21,6 +21,7 @@ from aodiff import (
     checkpoint,
     data,
     distributed,
+    evals,
     figures,
     methods,
     optim,
@@ -32,7 +33,7 @@ from aodiff import (
 from aodiff import config as config_lib
 from aodiff.config import ConfigError
 from aodiff.data.pipeline import train_batches
-from aodiff.evaluate import Scorers, evaluate, make_scorers, record_path
+from aodiff.evaluate import Scorers, evaluate, make_scorers, open_splits, record_path
 from aodiff.figures_ordergpt import write_order
 from aodiff.methods.base import Method
 from aodiff.metrics import Mean, Sum, Window
@@ -76,8 +77,9 @@ def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Se
         check_platform(config.model.attention, mesh.devices.flat[0].platform)
     config_lib.check_batches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     info = data.describe(config.data)
+    evals.check(config, info)
     method = method or methods.build(config, info)
-    for order in set(config.compare.values()) - {config_lib.LEARNED}:
+    for order in set(config.compare.values()) - set(config_lib.FOUND):
         methods.build(config_lib.arm(config, order), info)
     mask = optim.decay_mask(state.abstract_params(method))
     tx = optim.make_optimizer(config.optim, config.train.num_steps, mask)
@@ -175,18 +177,25 @@ def train(
 
     scorers = make_scorers(method, config, setup.mesh)
 
-    def record(step: int) -> pathlib.Path:
-        return record_path(workdir, config, step, config.data.name)
+    scored = [config_lib.on_split(config, split) for split in config_lib.scored_splits(config)]
+
+    def record(c: Any, step: int) -> pathlib.Path:
+        return record_path(workdir, c, step, config.data.name)
 
     def evaluate_at(step: int) -> None:
         with goodput.measure("eval"):
-            source = splits[config.eval.split]
-            _evaluate(setup, scorers, now, source, step, record(step), writers)
+            for c in scored:
+                source = splits[c.eval.split]
+                _evaluate(setup, c, scorers, now, source, step, record(c, step), writers)
 
     def eval_due(step: int) -> bool:
         return step == num_steps or bool(config.eval.every) and step % config.eval.every == 0
 
-    if start and eval_due(start) and not writers.evaluated(start, record(start)):
+    if (
+        start
+        and eval_due(start)
+        and not all(writers.evaluated(start, record(c, start)) for c in scored)
+    ):
         evaluate_at(start)
 
     # --- Compile.
@@ -226,6 +235,13 @@ def train(
             if eval_due(step):
                 recorder.drain()
                 evaluate_at(step)
+
+        # --- Measure.
+        if config.eval.measures and not evals.measured(config, workdir, num_steps):
+            with goodput.measure("eval"):
+                params = _eval_params(config, now), now.extra
+                rest = splits, num_steps, workdir, record(config, num_steps)
+                writers.write(num_steps, evals.measure(setup, *params, *rest))
 
         # --- Close.
         with goodput.measure("save"):
@@ -298,17 +314,6 @@ class Recorder:
             self._goodput.write()
 
 
-def open_splits(config) -> dict[str, data.Source]:
-    """Opens the data; raises ConfigError if there is no split to evaluate on."""
-    splits = data.open_splits(config.data)
-    if config.eval.split not in splits:
-        raise ConfigError(
-            f"eval.split={config.eval.split!r} is not a split of {config.data.name}; use one of "
-            f"{', '.join(splits)}"
-        )
-    return splits
-
-
 def _claim(workdir: pathlib.Path, config, meta: dict) -> None:
     """Makes the workdir, or refuses it if another config's run lives there; all processes agree."""
     try:
@@ -371,6 +376,7 @@ def _refresh(setup: Setup, now: TrainState, batch: dict, step: int, writers: Wri
 
 def _evaluate(
     setup: Setup,
+    c: Any,
     scorers: Scorers,
     now: TrainState,
     source: data.Source,
@@ -379,15 +385,17 @@ def _evaluate(
     writers: Writers,
 ) -> None:
     c = setup.config
-    params = now.ema_params if c.eval.params == "ema" else now.params
-    results = evaluate(
-        scorers, params, now.extra, source, setup.info, c, setup.mesh, step=step, path=path
-    )
+    model = _eval_params(c, now), now.extra
+    results = evaluate(scorers, *model, source, setup.info, c, setup.mesh, step=step, path=path)
     scalars = {}
     for name, result in results.items():
         numbers = {k: v for k, v in result.items() if isinstance(v, int | float)}
         scalars |= {f"eval/{c.eval.split}/{name}/{k}": float(v) for k, v in numbers.items()}
     writers.write(step, scalars)
+
+
+def _eval_params(config, now: TrainState) -> Any:
+    return now.ema_params if config.eval.params == "ema" else now.params
 
 
 def _versions() -> dict[str, str]:

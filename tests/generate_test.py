@@ -67,14 +67,17 @@ def test_a_prompt_that_does_not_fit_is_one_sentence(parts, prompt, positions, wo
         place_prompt(prompt, positions, parts[2])
 
 
-def test_prompt_positions_are_natural_also_where_the_model_sees_others():
+def test_positions_are_natural_also_where_the_model_sees_others(parts, tmp_path):
     config = tiny()
+    config.sample.prompt, config.sample.positions, config.sample.num = "ab", (2, 7), 2
     config.data.permute_seed = 1
     info = data.describe(config.data)
-    tokens, given = place_prompt("ab", (2, 7), info)
-    assert np.flatnonzero(info.natural(given)).tolist() == [2, 7]
-    assert info.natural(tokens)[[2, 7]].tolist() == [ord("a"), ord("b")]
-    assert not given[2] or not given[7]  # they did move
+    assert sorted(info.permutation.index(p) for p in (2, 7)) != [2, 7]  # they do move
+    rows = run((parts[0], parts[1], info), config, tmp_path)
+    for row in rows:
+        assert row["tokens"][2] == ord("a") and row["tokens"][7] == ord("b")
+        assert [i for i, s in enumerate(row["step"]) if s == -1] == row["given"] == [2, 7]
+        assert row["text"] == info.tokenizer.decode(np.array(row["tokens"]))
 
 
 def test_prompts_need_text():

@@ -56,6 +56,10 @@ class DataInfo:
             return rows
         return rows[..., np.argsort(self.permutation)]
 
+    def hidden(self, rows: np.ndarray) -> np.ndarray:
+        """Applies the hidden permutation along the last axis, (..., L)."""
+        return rows if self.permutation is None else rows[..., np.asarray(self.permutation)]
+
     def text(self, tokens: np.ndarray) -> str:
         """One row of ids (L,), in the order the model sees, as text for a person to read."""
         row = self.natural(np.asarray(tokens))

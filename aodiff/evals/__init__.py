@@ -1,33 +1,115 @@
 """What can be measured of a trained model beside its likelihood, by name."""
 
-import dataclasses
+import json
+import math
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
-from jax.sharding import Mesh
+import jax
+from absl import logging
 
+from aodiff import distributed
+from aodiff.config import ConfigError
 from aodiff.data import DataInfo, Source
-from aodiff.methods.base import Method
+from aodiff.evals import image, order, pose, table, text
+from aodiff.evals.trained import Trained
+from aodiff.writers import replace_text
 
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A trained model and what a measure may ask of it.
-
-    splits: the sources by split, in the order the model sees (hidden permutation applied).
-    """
-
-    method: Method
-    params: Any
-    extra: Any
-    info: DataInfo
-    config: Any
-    mesh: Mesh
-    splits: dict[str, Source]
-    step: int
-    workdir: pathlib.Path
-
+__all__ = ["MEASURES", "Trained", "check", "measure"]
 
 # Each returns named numbers and may write figures to `workdir`; chosen by `config.eval.measures`.
-MEASURES: dict[str, Callable[[Trained], dict[str, float]]] = {}
+MEASURES: dict[str, Callable[[Trained], dict[str, float]]] = {
+    "order": order.measure,
+    "order": order.measure,
+    "table": table.measure,
+    "pose": pose.measure,
+    "image": image.measure,
+    "text": text.measure,
+}
+# What data a measure is for; one that is not here is for all.
+FITS: dict[str, tuple[Callable[[DataInfo], bool], str]] = {
+    "table": (table.fits, "tables"),
+    "pose": (pose.fits, "poses"),
+    "image": (image.fits, "images"),
+    "text": (text.fits, "text"),
+}
+
+
+def check(config, info: DataInfo) -> None:
+    """Raises ConfigError unless every measure of `config.eval.measures` exists and fits the data"""
+    for name in config.eval.measures:
+        if name not in MEASURES:
+            raise ConfigError(
+                f"eval.measures names {name!r}, which is unknown; use some of {', '.join(MEASURES)}"
+            )
+        fits, kind = FITS.get(name, (lambda info: True, ""))
+        if not fits(info):
+            raise ConfigError(
+                f"eval.measures names {name!r}, which is for {kind}, and {info.name} has none; "
+                "leave it out"
+            )
+    if config.eval.measures and "own" not in config.eval.orders:
+        raise ConfigError(
+            f"eval.orders={config.eval.orders} lacks own, which eval.measures starts from; add own "
+            "to eval.orders or empty eval.measures"
+        )
+    if config.eval.measures and config.eval.samples < 20:
+        raise ConfigError(
+            f"eval.samples={config.eval.samples} is too few to compare with data; use 20 or more"
+        )
+
+
+def measured(config, workdir: pathlib.Path, step: int) -> bool:
+    """Whether `workdir/measures.json` holds all measures of the config, at `step`."""
+    path = workdir / "measures.json"
+    record = json.loads(path.read_text()) if path.exists() else {"step": -1}
+    return record["step"] == step and set(config.eval.measures) <= set(record["measures"])
+
+
+def measure(
+    setup,
+    params,
+    extra,
+    splits: dict[str, Source],
+    step: int,
+    workdir: pathlib.Path,
+    record: pathlib.Path,
+) -> dict[str, float]:
+    """Takes the measures of `config.eval.measures` and writes `workdir/measures.json`.
+
+    Args:
+      setup: the `Setup` of the run.
+      params, extra: the model at `step`.
+      splits: sources by split.
+      record: the evaluation of this model.
+
+    Returns:
+      Scalars to log: "measure/<measure>/<key>".
+    """
+    distributed.barrier(f"measures of {workdir} at {step}")  # process 0 wrote the record
+    trained = Trained(
+        setup.method,
+        params,
+        extra,
+        setup.info,
+        setup.config,
+        setup.mesh,
+        splits,
+        step,
+        workdir,
+        json.loads(record.read_text())["results"],
+    )
+    found = {}
+    for name in setup.config.eval.measures:
+        numbers = {key: float(value) for key, value in MEASURES[name](trained).items()}
+        found[name] = {key: value for key, value in numbers.items() if math.isfinite(value)}
+        words = ", ".join(f"{key} {value:.4g}" for key, value in found[name].items())
+        logging.info("%s: %s", name, words)
+    if jax.process_index() == 0:
+        text = json.dumps({"step": step, "measures": found}, indent=1)
+        replace_text(workdir / "measures.json", text)
+    return {
+        f"measure/{name}/{key}": value
+        for name, numbers in found.items()
+        for key, value in numbers.items()
+    }
