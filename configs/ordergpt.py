@@ -8,6 +8,10 @@
 | (none) | a medical table of 31 columns whose order is hidden, beside its file order, a random fixed order, any order and the learned order from scratch at equal compute | 2 CPU cores, 2 min | README | run |
 | digits | 8x8 digits with hidden pixel positions, beside the same | 2 CPU cores, 4 min | README: better than any order, not than fixed orders | run |
 | chain | hidden Markov chain of 24 units with known entropy 1.1278, beside its true order | 2 CPU cores, 3 min | own order within 0.03 nats of the true one | run |
+| recover_chain | three hidden chains of 24 units, 8 values, noise 0.3 | 2 CPU cores, 5 min | best-arrangement tau at least 0.95 and link recall at least 0.9 in 2 of 3 | not run |
+| recover_tree | three hidden random trees of 24 units | 2 CPU cores, 5 min | link recall at least 0.85, arrangement cost at most 0.30 of a random order's | not run |
+| recover_blocks | three times two independent hidden chains of 12 units | 2 CPU cores, 5 min | one block switch, inner tau at least 0.9 in half of them | not run |
+| recover_skeleton | three hidden skeletons of 17 joint angles in 16 bins | 2 CPU cores, 5 min | arrangement cost at most 0.45 of a random order's, connected growth at least 0.85 | not run |
 | smoke | hidden chain of 8 units, tiny model | 2 CPU cores, 1 min | runs | run |
 """
 
@@ -45,6 +49,13 @@ CHAIN = SMALL | {
     "train.global_batch": 64,
     "train.num_steps": 800,
 }
+RECOVER = CHAIN | {  # a hidden permutation and a law of its own for every seed
+    "data.permute_seed": -1,
+    "data.law_seed": -1,
+    "eval.measures": ("order",),
+    "study.seeds": (0, 1, 2),
+    "train.num_steps": 600,
+}
 PRESETS = {
     "": TABLE,
     "digits": TABLE
@@ -57,6 +68,33 @@ PRESETS = {
         "train.num_steps": 600,
     },
     "chain": CHAIN,
+    "recover_chain": RECOVER
+    | {
+        "criteria.order/arranged_tau": (0.95, 1.0, 2 / 3),
+        "criteria.order/link_recall": (0.9, 1.0, 2 / 3),
+    },
+    "recover_tree": RECOVER
+    | {
+        "data.name": "tree",
+        "criteria.order/link_recall": (0.85, 1.0, 1.0),
+        "criteria.order/minla_ratio": (0.0, 0.30, 1.0),
+    },
+    "recover_blocks": RECOVER
+    | {
+        "data.name": "two_chains",
+        "criteria.order/block_switches": (0, 1, 0.5),
+        "criteria.order/inner_tau": (0.9, 1.0, 0.5),
+    },
+    "recover_skeleton": RECOVER
+    | {
+        "data.name": "skeleton",
+        "data.seq_len": 17,
+        "data.vocab": 16,
+        "data.noise": 0.4,
+        "train.num_steps": 800,
+        "criteria.order/minla_ratio": (0.0, 0.45, 1.0),
+        "criteria.order/connected_growth": (0.85, 1.0, 1.0),
+    },
     "smoke": CHAIN
     | {
         "data.seq_len": 8,
@@ -81,6 +119,6 @@ def get_config(preset: str = ""):
         raise ConfigError(f'preset "{preset}" is unknown; choose one of {sorted(PRESETS)[1:]}')
     config = base("ordergpt")
     config.update_from_flattened_dict(PRESETS[preset])
-    if preset != "smoke":
+    if preset in ("", "digits", "chain"):
         config.compare = COMPARE
     return config
