@@ -22,7 +22,8 @@ class DataInfo:
       name: data set name, as in `config.data.name`.
       seq_len: L, units of a row.
       vocab_size: V, number of ids (the largest unit's, when `unit_sizes` is given).
-      unit: what one position holds: "byte", "character", "token", "pixel", "column" or "symbol".
+      unit: what one position holds: "byte", "character", "token", "pixel", "column", "symbol",
+        "bone", "joint" or "coordinate".
       unit_sizes: number of ids of each unit, (L,), or None when all units share one vocabulary.
       tokenizer: text to ids and back, or None.
       codec: rows of numbers to ids and back, or None.

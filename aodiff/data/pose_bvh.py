@@ -19,7 +19,7 @@ from aodiff.data import bvh
 from aodiff.data.codecs import number, parse_row
 from aodiff.data.info import DataError, DataInfo, Stats
 from aodiff.data.pose import check_length, check_levels, find_files
-from aodiff.data.sources import ArraySource, Source
+from aodiff.data.sources import ArraySource, Source, hash_arrays
 
 RATE = 30  # frames per second that are kept
 HELD_OUT = 0.125  # of the clips for validation and again for test, at least one each
@@ -238,5 +238,6 @@ def describe(config: ConfigDict) -> DataInfo:
 
 def open_splits(config: ConfigDict) -> dict[str, Source]:
     """Encoded poses by split, whole clips each; training poses come with their mirror images."""
-    *_, ids = _open(config)
-    return {s: ArraySource({"tokens": x}, Stats(len(x), x.size)) for s, x in ids.items()}
+    *_, codec, ids = _open(config)
+    places = hash_arrays({str(i): p for i, p in enumerate(codec.places)})
+    return {s: ArraySource({"tokens": x}, Stats(len(x), x.size), places) for s, x in ids.items()}

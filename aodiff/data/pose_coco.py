@@ -238,5 +238,6 @@ def open_splits(config: ConfigDict) -> dict[str, Source]:
     for split, values in splits.items():
         tokens, present = codec.encode(values)
         stats = Stats(len(tokens), int(present.sum()))
-        sources[split] = ArraySource({"tokens": tokens, "present": present}, stats)
+        arrays = {"tokens": tokens, "present": present}
+        sources[split] = ArraySource(arrays, stats, f"coordinates {config.levels} {REACH}")
     return sources
