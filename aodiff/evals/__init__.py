@@ -20,7 +20,6 @@ __all__ = ["MEASURES", "Trained", "check", "measure"]
 # Each returns named numbers and may write figures to `workdir`; chosen by `config.eval.measures`.
 MEASURES: dict[str, Callable[[Trained], dict[str, float]]] = {
     "order": order.measure,
-    "order": order.measure,
     "table": table.measure,
     "pose": pose.measure,
     "image": image.measure,
