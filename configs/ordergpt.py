@@ -12,6 +12,9 @@
 | recover_tree | three hidden random trees of 24 units | 2 CPU cores, 5 min | link recall at least 0.85, arrangement cost at most 0.30 of a random order's | not run |
 | recover_blocks | three times two independent hidden chains of 12 units | 2 CPU cores, 5 min | one block switch, inner tau at least 0.9 in half of them | not run |
 | recover_skeleton | three hidden skeletons of 17 joint angles in 16 bins | 2 CPU cores, 5 min | arrangement cost at most 0.45 of a random order's, connected growth at least 0.85 | not run |
+| pose | stick figure of 15 bone angles in 16 bins, hidden order; exact entropy 1.2862 | 2 CPU cores, 2 min | own order within 0.05 nats of the entropy | not run |
+| coco | COCO keypoints, 34 coordinates in 32 bins; add --config.data.dir=FOLDER with person_keypoints_*.json | 2 CPU cores, 3 min | runs | not run |
+| mocap | poses of BVH clips, 24 places per joint; add --config.data.dir=FOLDER with .bvh files and, for another skeleton than CMU's 20 joints, --config.data.seq_len | 2 CPU cores, 2 min | runs | not run |
 | smoke | hidden chain of 8 units, tiny model | 2 CPU cores, 1 min | runs | run |
 """
 
@@ -56,6 +59,12 @@ RECOVER = CHAIN | {  # a hidden permutation and a law of its own for every seed
     "study.seeds": (0, 1, 2),
     "train.num_steps": 600,
 }
+POSE = CHAIN | {
+    "data.name": "chain_pose",
+    "data.seq_len": 15,
+    "data.levels": 16,
+    "eval.measures": ("order", "pose"),
+}
 PRESETS = {
     "": TABLE,
     "digits": TABLE
@@ -94,6 +103,19 @@ PRESETS = {
         "train.num_steps": 800,
         "criteria.order/minla_ratio": (0.0, 0.45, 1.0),
         "criteria.order/connected_growth": (0.85, 1.0, 1.0),
+    },
+    "pose": POSE,
+    "coco": POSE | {"data.name": "coco_keypoints", "data.seq_len": 34, "data.levels": 32},
+    "mocap": POSE
+    | {  # few clips: small and regularised, as for a small table
+        "data.name": "bvh",
+        "data.seq_len": 20,
+        "data.levels": 24,
+        "model.num_layers": 2,
+        "model.width": 32,
+        "optim.ema_decay": 0.99,
+        "optim.weight_decay": 0.3,
+        "train.num_steps": 600,
     },
     "smoke": CHAIN
     | {
