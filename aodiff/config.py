@@ -15,6 +15,8 @@ class ConfigError(Exception):
 
 
 LEARNED = "learned"  # in config.compare: the order the main run learned, from scratch
+# Orders of config.compare that are found first: by the main run, or from the training rows alone.
+FOUND = (LEARNED, "mi_fiedler", "greedy_entropy")
 
 METHOD_DEFAULTS = {
     "aogpt": dict(
@@ -102,6 +104,8 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             every=0,  # steps; 0: only at the end
             batch=32,
             split="validation",
+            # Another split, scored with it and reported at the step at which own is best on it.
+            report_split=config_dict.placeholder(str),
             params="ema",  # or "raw"
             orders=("l2r", "any"),
             num_orders=4,  # for "any"
@@ -220,11 +224,50 @@ def finalize(config: ml_collections.ConfigDict) -> ml_collections.FrozenConfigDi
             f"eval.orders={c.eval.orders} lacks own, by which the runs of compare are compared; "
             "add own to eval.orders or empty compare"
         )
+    _check_study(c)
     if c.optim.decay_steps is None:
         c.optim.decay_steps = c.train.num_steps
     for key in ("permute_seed", "law_seed"):
         if c.data[key] == -1:
             c.data[key] = c.seed
+    return ml_collections.FrozenConfigDict(c)
+
+
+def _check_study(c) -> None:
+    """Raises ConfigError for a bad value of eval.report_split, study or criteria."""
+    e = c.eval
+    if e.report_split is not None and ("own" not in e.orders or e.report_split == e.split):
+        raise ConfigError(
+            f"eval.report_split={e.report_split!r} needs own in eval.orders and another eval.split "
+            "to choose the step by; set both, or report_split to None"
+        )
+    for key in ("seeds", "permute_seeds"):
+        values = c.study[key]
+        if len(set(values)) < len(values) or not all(
+            type(v) is int and 0 <= v < 2**32 for v in values
+        ):
+            raise ConfigError(
+                f"study.{key}={values} must be distinct whole numbers of 0 .. 4294967295; "
+                "correct them"
+            )
+    for name, rule in c.criteria.items():
+        numbers = isinstance(rule, tuple | list) and all(isinstance(x, int | float) for x in rule)
+        if not (numbers and len(rule) == 3 and rule[0] <= rule[1] and 0 <= rule[2] <= 1):
+            raise ConfigError(
+                f"criteria[{name!r}]={rule} is not (lowest, highest, share of runs that must "
+                "pass); give three numbers, lowest first and the share in [0, 1]"
+            )
+
+
+def scored_splits(config) -> tuple[str, ...]:
+    """The splits that every evaluation in training scores."""
+    return (config.eval.split, *filter(None, [config.eval.report_split]))
+
+
+def on_split(config, split: str) -> ml_collections.FrozenConfigDict:
+    """A copy of a final config that evaluates another split."""
+    c = ml_collections.ConfigDict(config).copy_and_resolve_references()
+    c.eval.split = split
     return ml_collections.FrozenConfigDict(c)
 
 

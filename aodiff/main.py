@@ -8,9 +8,9 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from aodiff import distributed, evals, host_memory, profiling, train, writers
+from aodiff import distributed, evals, host_memory, profiling, study, study_summary, train, writers
 from aodiff.checkpoint import CheckpointError
-from aodiff.config import LEARNED, ConfigError, arm, default_workdir
+from aodiff.config import ConfigError, default_workdir
 from aodiff.data import DataError
 from aodiff.evaluate import evaluate, make_scorers, open_splits, record_path
 from aodiff.generate import generate
@@ -23,22 +23,28 @@ _COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0"
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "this process, from 0")
 _PROFILE = flags.DEFINE_string("profile", "", "steps to trace, such as 10:13")
-SENTENCES = (ConfigError, DataError, CheckpointError, train.TrainingError)
+SENTENCES = (
+    *(ConfigError, DataError, CheckpointError),
+    *(train.TrainingError, study_summary.CriteriaError),
+)
 
 
 def run(config, workdir: pathlib.Path) -> None:
-    """Trains (with its comparison runs), evaluates or samples."""
+    """Trains (with its comparison runs, or a whole study), evaluates or samples."""
+    is_study = study.is_study(config)
     if _MODE.value == "train":
-        train.train(config, workdir, profile=profiling.parse_window(_PROFILE.value))
-        for name, order in config.compare.items():
-            logging.info("comparison run %s, order %s", name, order)
-            order = f"file({workdir / 'order.json'})" if order == LEARNED else order
-            train.train(arm(config, order), workdir / name)
+        if is_study:
+            study.run_study(config, workdir)
+        else:
+            study.train_runs(config, workdir, profiling.parse_window(_PROFILE.value))
         if jax.process_index() == 0:
             again = shlex.join(["python", "-m", "aodiff.main", *sys.argv[1:]])
             commands = [f"{again} --mode=eval", f"{again} --mode=sample"]
-            logging.info("%s", run_summary(config, workdir, commands))
+            show = study_summary.study_summary if is_study else run_summary
+            logging.info("%s", show(config, workdir, commands))
+            study_summary.check(config, workdir)
         return
+    config = study.member(config, workdir, _MODE.value) if is_study else config
     setup = train.set_up(config)
     step, trained_on, *model = train.restore(setup, workdir, config[_MODE.value].params)
     rest = setup.info, setup.config, setup.mesh

@@ -11,26 +11,36 @@ from aodiff.evaluate import format_result
 
 def run_summary(config, workdir: pathlib.Path, commands: list[str]) -> str:
     """What the run of `config` in `workdir` found, its figures, and the `commands` to type next."""
-    split = config.eval.split
-    record = latest_record(workdir, split)
+    record = chosen_record(workdir, config)
     width = max(len(name) for name in record["results"])
-    lines = [f"{split} of {record['data']} after {record['step']} steps"]
+    lines = [f"{record['split']} of {record['data']} after {record['step']} steps{how(config)}"]
     for name, result in record["results"].items():
         lines.append(f"  {name:<{width}}  {format_result(result)}")
     if config.compare:
-        runs = {config.method.name: workdir} | {name: workdir / name for name in config.compare}
-        lines += ["", "with equal compute", comparison_table(runs, split)]
+        lines += ["", "with equal compute", comparison_table(run_dirs(config, workdir), config)]
     figures = sorted(str(path) for path in workdir.rglob("*.png"))
     return "\n".join(["", *lines, "", "figures: " + ", ".join(figures), *commands])
 
 
-def comparison_table(workdirs: dict[str, pathlib.Path], split: str) -> str:
-    """The last evaluation of several runs side by side, and paired differences to the first run.
+def run_dirs(config, workdir: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Directories by name: the run of `config`, first, and its comparison runs."""
+    return {config.method.name: workdir} | {name: workdir / name for name in config.compare}
+
+
+def how(config) -> str:
+    """Words for the step at which a run is reported, empty for its last."""
+    if config.eval.report_split is None:
+        return ""
+    return f", each run at its step with the lowest own NLL on {config.eval.split}"
+
+
+def comparison_table(workdirs: dict[str, pathlib.Path], config) -> str:
+    """Chosen evaluations of several runs side by side, and paired differences to the first run.
 
     "own" is each run's training order: exact for one fixed order, a bound for a random one. The
     difference is over rows scored by both runs, so its standard error leaves out what rows share.
     """
-    records = {name: latest_record(path, split) for name, path in workdirs.items()}
+    records = {name: chosen_record(path, config) for name, path in workdirs.items()}
     first = next(iter(records.values()))
     lines = [
         f"{'run':<14}{'own order, nats/token':>26}{'any order, nats/token':>26}{'own - first':>22}"
@@ -52,12 +62,24 @@ def _difference(record: dict, first: dict) -> str:
     return f"{difference.mean() * scale:+.4f} +- {se * scale:.4f}"
 
 
-def latest_record(workdir: pathlib.Path, split: str) -> dict:
-    """The evaluation record of the highest step in `workdir/eval`."""
-    paths = sorted(
-        (workdir / "eval").glob(f"{split}-[0-9]*.json"), key=lambda p: int(p.stem.split("-")[-1])
-    )
-    return json.loads(paths[-1].read_text())
+def chosen_record(workdir: pathlib.Path, config) -> dict:
+    """The evaluation record by which a run is judged.
+
+    The one of the last step on `eval.split`; with `eval.report_split` the record of that split at
+    the step where own is lowest on `eval.split`, so that a run that overfits is not held to its
+    end. The reported split has no part in the choice.
+    """
+    records = _records(workdir, config.eval.split)
+    if config.eval.report_split is None:
+        return records[max(records)]
+    best = min(records, key=lambda step: records[step]["results"]["own"]["nats_per_token"])
+    return _records(workdir, config.eval.report_split)[best]
+
+
+def _records(workdir: pathlib.Path, split: str) -> dict[int, dict]:
+    """Every evaluation record of a split in `workdir/eval`, by step."""
+    paths = (workdir / "eval").glob(f"{split}-[0-9]*.json")
+    return {int(path.stem.split("-")[-1]): json.loads(path.read_text()) for path in paths}
 
 
 def _cell(result: dict | None) -> str:
