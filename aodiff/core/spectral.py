@@ -8,6 +8,7 @@ from aodiff.core import graph as graphs
 
 SPLIT = 0.1  # below this lambda_2 / lambda_3 the Fiedler vector tells parts apart, not units
 DENSE = 128  # units above which an iterative solver is cheaper, see the table above
+EDGE = 1e-9  # of the mean degree; below it there is no edge
 FACING = 4  # units on each side of a junction that decide how two parts are joined
 
 
@@ -110,9 +111,12 @@ def _arrange(units: np.ndarray, graph: np.ndarray, weak: np.ndarray) -> list[np.
     """Recursive seriation of `units`: their parts, which make the line one after the other."""
     if len(units) <= 2:
         return [units]
+    pieces = _pieces(units, graph)
+    if len(pieces) > 1:
+        return _in_line([_arrange(piece, graph, weak) for piece in pieces], weak)
     vector, lambda_2, lambda_3 = fiedler(graph[np.ix_(units, units)])
     line = np.argsort(vector, kind="stable")
-    if lambda_2 >= SPLIT * lambda_3 and lambda_2 > 1e-8:
+    if lambda_2 >= SPLIT * lambda_3:
         return [units[line]]
     cut = int(np.argmax(np.diff(vector[line]))) + 1
     # Recursion is on units in index order, so that a part's line depends on the part alone.
@@ -121,6 +125,45 @@ def _arrange(units: np.ndarray, graph: np.ndarray, weak: np.ndarray) -> list[np.
     choices = [a + b for a in (left, _turn(left)) for b in (right, _turn(right))]
     ends = len(left)
     return max(choices, key=lambda c: _junction(*map(np.concatenate, (c[:ends], c[ends:])), weak))
+
+
+def _pieces(units: np.ndarray, graph: np.ndarray) -> list[np.ndarray]:
+    """The connected components of `units`, each in index order."""
+    from scipy.sparse.csgraph import connected_components
+
+    num, label = connected_components(graph[np.ix_(units, units)] > EDGE, directed=False)
+    return [units[label == i] for i in range(num)]
+
+
+def _in_line(pieces: list[list[np.ndarray]], weak: np.ndarray) -> list[np.ndarray]:
+    """Arranges pieces that no edge joins by their mean weak affinity, and turns each to fit.
+
+    One seriation of the pieces, however many: a Fiedler vector of all units would have to tell them
+    apart one by one.
+    """
+    whole = [np.concatenate(piece) for piece in pieces]
+    member = np.zeros((len(pieces), len(weak)))
+    for row, units in zip(member, whole, strict=True):
+        row[units] = 1 / len(units)
+    between = member @ weak @ member.T
+    np.fill_diagonal(between, 0.0)
+    line = range(len(pieces))
+    if between.any():
+        line = np.concatenate(_arrange(np.arange(len(pieces)), between / between.mean(), between))
+    ways = [(0.0, [])]  # the best line that ends in either direction of the last piece
+    for piece in (pieces[i] for i in line):
+        ways = [_append(ways, turned, weak) for turned in (piece, _turn(piece))]
+    return max(ways, key=lambda way: way[0])[1]
+
+
+def _append(ways, piece: list[np.ndarray], weak: np.ndarray) -> tuple[float, list[np.ndarray]]:
+    """The best of (score, parts) with `piece` after it."""
+    right = np.concatenate(piece)
+    longer = [
+        (score + (_junction(np.concatenate(parts), right, weak) if parts else 0.0), parts + piece)
+        for score, parts in ways
+    ]
+    return max(longer, key=lambda way: way[0])
 
 
 def _turn(parts: list[np.ndarray]) -> list[np.ndarray]:
@@ -144,9 +187,7 @@ def seriate(graph: np.ndarray, weak: np.ndarray | None = None) -> Seriation | No
     weak = np.zeros_like(graph) if weak is None else (weak + weak.T) / 2
     off = ~np.eye(n, dtype=bool)
     weak = np.where(off, weak - weak[off].min(), 0.0)
-    # Too small to move any unit, yet it decides between components that are otherwise tied.
-    tie_break = 1e-9 * weak / max(weak.sum(1).max(), 1e-300)
-    graph = graph / degree + tie_break
+    graph = graph / degree
     parts = _arrange(np.arange(n), graph, weak)
     vector, lambda_2, lambda_3 = fiedler(graph)
     line = np.concatenate(parts)
