@@ -57,7 +57,9 @@ def read_csv(path: Path) -> Cells:
         ) from error
     header = text.partition("\n")[0]
     delimiter = max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
+    )
     rows, lines = [], []
     try:
         for row in reader:

@@ -65,16 +65,20 @@ FILES = {
 
 
 def split_rows(values: np.ndarray) -> Splits:
-    """Splits 75/12.5/12.5 by a fixed permutation of the rows."""
+    """Splits 75/12.5/12.5 by a fixed permutation of the rows; equal rows stay together."""
     validation, test, train = _shuffle_and_cut(values, 2)
     return {"train": train, "validation": validation, "test": test}
 
 
 def _shuffle_and_cut(values: np.ndarray, parts: int) -> list[np.ndarray]:
     """`parts` parts of HELD_OUT of the rows each, and the rest."""
-    held_out = round(HELD_OUT * len(values))
-    order = permute(np.arange(len(values)), len(values), seed=0)
-    return np.split(values[order], [held_out * (i + 1) for i in range(parts)])
+    numbers: dict[tuple, int] = {}
+    distinct = [numbers.setdefault(tuple(row), len(numbers)) for row in values.tolist()]
+    place = np.argsort(permute(np.arange(len(numbers)), len(numbers), seed=0))[distinct]
+    order = np.argsort(place, kind="stable")
+    cuts = round(HELD_OUT * len(values)) * np.arange(1, parts + 1)
+    first = np.searchsorted(place[order], place[order][cuts])  # of the rows equal to that at a cut
+    return np.split(values[order], first)
 
 
 def fit_columns(splits: Splits, kinds: Mapping[str, Kind], levels: int, source: str) -> Columns:
