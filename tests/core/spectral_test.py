@@ -1,7 +1,15 @@
 import numpy as np
 import pytest
 
+from aodiff.core import spectral
 from aodiff.core.spectral import fiedler, seriate, soft_rank
+
+
+@pytest.fixture(params=["dense", "iterative"], autouse=True)
+def solver(request, monkeypatch):
+    """Everything here holds for both solvers, whatever the size."""
+    monkeypatch.setattr(spectral, "DENSE", {"dense": 10_000, "iterative": 0}[request.param])
+    return request.param
 
 
 def path(n, background=0.0, decay=1.0):
@@ -27,6 +35,38 @@ def test_recovers_a_hidden_path(n, background):
     w, p = hide(path(n, background), n)
     found = seriate(w)
     assert found.num_parts == 1 and is_line(p[found.order])
+
+
+@pytest.mark.parametrize("n", [256, 512])
+@pytest.mark.parametrize("background", [0.0, 0.05, 0.1])
+def test_long_hidden_paths_are_recovered_and_again_bit_for_bit(n, background):
+    w, p = hide(path(n, background), n)
+    found = seriate(w)
+    assert found.num_parts == 1 and is_line(p[found.order])
+    again = seriate(w)
+    assert found.lambda_2 == again.lambda_2 and (found.priority == again.priority).all()
+
+
+def test_eigenvalues_have_closed_forms_also_where_they_are_double():
+    place = np.arange(30)
+    gap = abs(place[:, None] - place[None, :])
+    line, ring = 1.0 * (gap == 1), 1.0 * np.isin(gap, (1, 29))
+    of = lambda angle: 2 - 2 * np.cos(angle)
+    np.testing.assert_allclose(fiedler(line)[1:], of(np.pi * np.array([1, 2]) / 30), rtol=1e-9)
+    np.testing.assert_allclose(fiedler(ring)[1:], [of(2 * np.pi / 30)] * 2, rtol=1e-9)
+    np.testing.assert_allclose(fiedler(1 - np.eye(30))[1:], [30, 30], rtol=1e-9)
+
+
+def test_both_solvers_agree_on_a_noisy_graph(monkeypatch):
+    noise = np.maximum(np.random.default_rng(0).normal(size=(150, 150)), 0)
+    w = path(150) + 0.01 * noise * noise.T
+    np.fill_diagonal(w, 0)
+    found = {}
+    for dense in (0, 10_000):
+        monkeypatch.setattr(spectral, "DENSE", dense)
+        found[dense] = fiedler(w)
+    np.testing.assert_allclose(found[0][1:], found[10_000][1:], rtol=1e-9)
+    np.testing.assert_allclose(abs(found[0][0] @ found[10_000][0]), 1, rtol=1e-9)
 
 
 def test_a_uniform_background_moves_eigenvalues_and_nothing_else():
@@ -75,6 +115,16 @@ def test_many_parts_follow_the_weak_chain():
     assert found.num_parts == 4
     blocks = found.order.reshape(4, 3) // 3
     assert (blocks == blocks[:, :1]).all() and is_line(blocks[:, 0])
+
+
+def test_hundreds_of_single_units_cost_a_handful_of_eigenvectors(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        spectral, "fiedler", lambda graph: (calls.append(len(graph)), fiedler(graph))[1]
+    )
+    w, p = hide(np.pad(path(40), (0, 80)), 7)
+    found = seriate(w, hide(path(120, decay=0.1), 7)[0])
+    assert found.num_parts == 81 and is_line(p[found.order]) and len(calls) < 6
 
 
 def test_no_edge_is_no_graph():
