@@ -5,6 +5,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -37,7 +38,7 @@ def abstract_params(method: Method) -> Params:
 
 
 def create(
-    method: Method, tx: optax.GradientTransformation, ema: bool, seed: int | jax.Array
+    method: Method, tx: optax.GradientTransformation, ema: bool, seed: int | jax.Array, extra: Any
 ) -> TrainState:
     """The boxed initial state; only ever traced."""
     params = method.init(rng.stream(seed, rng.INIT))
@@ -46,7 +47,7 @@ def create(
         params=params,
         ema_params=params if ema else None,
         opt_state=tx.init(params),
-        extra=jax.tree.map(jnp.asarray, method.init_extra()),
+        extra=jax.tree.map(jnp.asarray, extra),
     )
 
 
@@ -54,7 +55,7 @@ def abstract_state(
     method: Method, tx: optax.GradientTransformation, ema: bool, mesh: Mesh
 ) -> TrainState:
     """The state as `ShapeDtypeStruct`s with shardings; init, restore and compile check use it."""
-    boxed = jax.eval_shape(lambda: create(method, tx, ema, 0))
+    boxed = jax.eval_shape(lambda: create(method, tx, ema, 0, method.init_extra()))
     shardings = partitioning.param_shardings(boxed, mesh)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -66,10 +67,14 @@ def abstract_state(
 def init_state(
     method: Method, tx: optax.GradientTransformation, ema: bool, abstract: TrainState, seed: int
 ) -> TrainState:
-    """The concrete initial state with the shardings of `abstract`. Call it outside any mesh."""
+    """The concrete initial state with the shardings of `abstract`. Call it outside any mesh.
+
+    Seed and `extra` are arguments of the compiled program, so that runs of other seeds share it.
+    """
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
 
-    def build() -> TrainState:
-        return partitioning.unbox(create(method, tx, ema, seed))
+    def build(seed: jax.Array, extra: Any) -> TrainState:
+        return partitioning.unbox(create(method, tx, ema, seed, extra))
 
-    return jax.jit(build, out_shardings=shardings)()
+    extra = jax.device_get(jax.jit(method.init_extra)())
+    return jax.jit(build, out_shardings=shardings)(np.uint32(seed), extra)

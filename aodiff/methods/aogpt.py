@@ -72,12 +72,21 @@ class AOGPTMethod:
         return self.model.init(key, tokens, order)
 
     def init_extra(self) -> dict:
-        return {}
+        """An order from a file is state: the program is that of any other such order."""
+        if self.order.split("(")[0] != "file":
+            return {}
+        return {"order": self.order_of(self.order)(jax.random.split(jax.random.key(0), 1), 0)[0]}
+
+    def own_order(self, keys: jax.Array, step: jax.Array, extra: Any) -> jax.Array:
+        """The training order (B, n) int32 of each key."""
+        if "order" in extra:
+            return jnp.broadcast_to(extra["order"][None], (keys.shape[0], self.seq_len))
+        return self.order_of(self.order)(keys, step)
 
     def draw(self, key: jax.Array, batch: Batch, step: jax.Array, extra: Any) -> Batch:
         """Adds `order` (B, n), a pure function of (key, row of the global batch, step)."""
         rows = jnp.arange(batch["tokens"].shape[0])
-        return batch | {"order": self.order_of(self.order)(rng.example_keys(key, rows), step)}
+        return batch | {"order": self.own_order(rng.example_keys(key, rows), step, extra)}
 
     def loss_fn(self, params: Params, batch: Batch) -> LossOutput:
         """Token NLL in the drawn order (AO section 2.2), nats."""
@@ -105,10 +114,9 @@ class AOGPTMethod:
     def evaluation(self, name: str, num_orders: int) -> Evaluation:
         """`name` is "any", "own" (the training order) or an order of `aodiff.core.orders`."""
         spec = {"any": "uniform", "own": self.order}.get(name, name)
-        order_fn = self.order_of(spec)
         return order_evaluation(
             self.apply,
-            lambda keys, extra: order_fn(keys, jnp.int32(self.num_steps)),
+            self._order_at_the_end(name),
             f"order {spec}",
             None if spec.split("(")[0] in FIXED_ORDERS else num_orders,
             self.native,
@@ -152,10 +160,15 @@ class AOGPTMethod:
         return Evaluation(fn, f"upper bound, order-marginal over {num_orders} uniform orders")
 
     def sampler(self, config, max_given: int) -> Callable[..., Samples]:
-        spec = {"own": self.order}.get(config.sample.order, config.sample.order)
-        order_fn = self.order_of(spec)
-        order_of = lambda keys, extra: order_fn(keys, jnp.int32(self.num_steps))  # noqa: E731
+        order_of = self._order_at_the_end(config.sample.order)
         return order_sampler(self.model, order_of, config, max_given)
+
+    def _order_at_the_end(self, name: str) -> Callable[[jax.Array, Any], jax.Array]:
+        """fn(keys, extra) -> orders of the last step; `name` as in `evaluation`."""
+        if name == "own":
+            return lambda keys, extra: self.own_order(keys, jnp.int32(self.num_steps), extra)
+        order_fn = self.order_of("uniform" if name == "any" else name)
+        return lambda keys, extra: order_fn(keys, jnp.int32(self.num_steps))
 
     def flops_per_token(self) -> float:
         return forward_flops_per_token(self.model.cfg)
