@@ -15,6 +15,13 @@
 | pose | stick figure of 15 bone angles in 16 bins, hidden order; exact entropy 1.2862 | 2 CPU cores, 2 min | own order within 0.05 nats of the entropy | not run |
 | coco | COCO keypoints, 34 coordinates in 32 bins; add --config.data.dir=FOLDER with person_keypoints_*.json | 2 CPU cores, 3 min | runs | not run |
 | mocap | poses of BVH clips, 24 places per joint; add --config.data.dir=FOLDER with .bvh files and, for another skeleton than CMU's 20 joints, --config.data.seq_len | 2 CPU cores, 2 min | runs | not run |
+| adult | census table of 15 columns, numbers in 16 bins; add --config.data.dir=FOLDER with adult_train.csv and adult_test.csv | 2 CPU cores | nats per row, order, table measures | not run |
+| california | housing table of 10 columns; add --config.data.dir=FOLDER with housing.csv | 2 CPU cores | the same | not run |
+| wine_quality | red and white wines, 13 columns; add --config.data.dir=FOLDER with winequality-red.csv and winequality-white.csv | 2 CPU cores | the same | not run |
+| abalone | table of 9 columns; add --config.data.dir=FOLDER with abalone.csv | 2 CPU cores | the same | not run |
+| language | English text that ships with Python, 64 characters, hidden order | 2 CPU cores | bits per character; at this size the order of text is not expected to be found | not run |
+| text8 | text8, 256 characters, hidden order; prepare it first | TPU v5e-8 | bits per character, closeness to reading order | not run |
+| owt | OpenWebText, 1024 GPT-2 tokens, size of GPT-2 small; prepare it first | 32 TPU v4 or 16 H800 | held-out nats, closeness to reading order | not run |
 | smoke | hidden chain of 8 units, tiny model | 2 CPU cores, 1 min | runs | run |
 """
 
@@ -64,6 +71,37 @@ POSE = CHAIN | {
     "data.seq_len": 15,
     "data.levels": 16,
     "eval.measures": ("order", "pose"),
+}
+CSV = CHAIN | {  # thousands of rows, so a model larger than TABLE's
+    "data.levels": 16,
+    "data.permute_seed": 1,
+    "method.probe_orders": 2,
+    "eval.measures": ("order", "table"),
+    "optim.weight_decay": 0.1,
+}
+TEXT = SMALL | {
+    "data.tokenizer": "char27",
+    "data.seq_len": 64,
+    "data.permute_seed": 1,
+    "model.num_layers": 3,
+    "model.width": 64,
+    "eval.measures": ("order", "text"),
+    "train.num_steps": 1200,
+}
+LARGE = {  # on accelerators
+    "data.permute_seed": 1,
+    "model.injection": "input",
+    "model.dtype": "bfloat16",
+    "optim.warmup_steps": 2000,
+    "method.refresh_every": 100,
+    "eval.every": 5000,
+    "eval.orders": ("own", "any"),
+    "eval.measures": ("order", "text"),
+    "sample.num": 64,
+    "sample.batch": 64,
+    "sample.order": "own",
+    "checkpoint.every": 5000,
+    "log.every": 100,
 }
 PRESETS = {
     "": TABLE,
@@ -116,6 +154,40 @@ PRESETS = {
         "optim.ema_decay": 0.99,
         "optim.weight_decay": 0.3,
         "train.num_steps": 600,
+    },
+    "adult": CSV | {"data.name": "adult", "data.seq_len": 15, "train.num_steps": 1500},
+    "california": CSV
+    | {"data.name": "california_housing", "data.seq_len": 10, "train.num_steps": 1500},
+    "wine_quality": CSV | {"data.name": "wine_quality", "data.seq_len": 13},
+    "abalone": CSV | {"data.name": "abalone", "data.seq_len": 9},
+    "language": TEXT,
+    "text8": LARGE
+    | {
+        "data.name": "text8",
+        "data.tokenizer": "char27",
+        "data.seq_len": 256,
+        "model.num_layers": 10,
+        "model.width": 256,
+        "train.global_batch": 512,
+        "train.num_steps": 100_000,
+        "eval.batch": 256,
+    },
+    "owt": LARGE
+    | {
+        "data.name": "openwebtext",
+        "data.tokenizer": "gpt2",
+        "data.seq_len": 1024,
+        "model.num_layers": 12,
+        "model.width": 768,
+        "model.num_heads": 12,
+        "model.remat": "dots",
+        "optim.lr": 6e-4,
+        "optim.lr_floor": 6e-5,
+        "optim.ema_decay": 0.9999,
+        "train.global_batch": 1024,
+        "train.microbatches": 16,
+        "train.num_steps": 500_000,
+        "eval.batch": 64,
     },
     "smoke": CHAIN
     | {

@@ -143,8 +143,8 @@ def _wines(parts: dict[str, Cells]) -> dict[str, Cells]:
     """One name for the quality, which the white wines call class, and the color as a column."""
     return {
         color: Cells(
-            {{"class": "quality"}.get(name, name): column for name, column in cells.columns.items()}
-            | {"color": [color] * len(cells)},
+            {"color": [color] * len(cells)}
+            | {{"class": "quality"}.get(n, n): column for n, column in cells.columns.items()},
             cells.places,
         )
         for color, cells in parts.items()

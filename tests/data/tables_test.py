@@ -1,6 +1,7 @@
 """CSV files by hand, every way they can be wrong, scikit-learn's tables, and the real files."""
 
 import json
+import runpy
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from absl import logging as absl_logging
 
 from aodiff.config import base
 from aodiff.data import DataError, describe, open_splits, tables
-from tests.data.fixtures_test import fixture
+from tests.data.fixtures_test import ROOT, fixture
 
 ROWS = 32
 SEXES = ("f", "m")
@@ -384,8 +385,11 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_tables(name):
     counts, width, missing, column, known = REAL[name]
-    c = base().data
-    c.name, c.seq_len, c.levels, c.dir = name, width, 16, str(fixture(f"tabular/{name}").parent)
+    folder = fixture(f"tabular/{name}").parent
+    preset = name.removesuffix("_housing")
+    c = runpy.run_path(str(ROOT / "configs/ordergpt.py"))["get_config"](preset).data.unlock()
+    assert (c.name, c.seq_len, c.levels) == (name, width, 16)
+    c.dir, c.permute_seed = str(folder), None
     info, sources = describe(c), open_splits(c)
     assert tuple(len(sources[s]) for s in ("train", "validation", "test")) == counts
     ids = rows(sources)
