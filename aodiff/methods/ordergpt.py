@@ -8,9 +8,7 @@ teacher) and fits the OrderMLP (the student) to it. Source: OrderGPT; ordergpt i
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +19,8 @@ from aodiff import rng
 from aodiff.config import ConfigError
 from aodiff.core import curriculum, graph, likelihood, spectral
 from aodiff.core.evidence import visible_count
-from aodiff.core.orders import kendall_tau
 from aodiff.data import DataInfo
+from aodiff.methods import order_state
 from aodiff.methods.aogpt import (
     AOGPTMethod,
     build_model,
@@ -31,41 +29,12 @@ from aodiff.methods.aogpt import (
     order_sampler,
 )
 from aodiff.methods.base import Batch, Evaluation, Params, Samples
+from aodiff.methods.order_state import OrderState
 from aodiff.nn.order_policy import STUDENTS, OrderMLP, order_loss, z_score
 from aodiff.partitioning import shard
 
-FIRST_COUNT, FREEZE_COUNT = 15, 50  # exposures of the rarest pair before a graph, before the freeze
-GATE = 0.97  # Kendall tau of student and teacher below which the teacher's order is used
-STABLE_TAU, STABLE_REFRESHES, SPLIT_HALF_TAU = 0.95, 5, 0.9
 PROBE_BYTES = 64 << 20  # attention probabilities held at once by a probe
 SAMPLERS = ("map", "gumbel")
-
-
-@flax.struct.dataclass
-class OrderState:
-    """Everything the order depends on, as arrays, so that a resumed run repeats it bit for bit.
-
-    Steps are -1 until they happen. `halves` of the evidence come from disjoint probe examples.
-    """
-
-    excess: Any  # (2 halves, n, n) float32, decayed sums of excess attention [target, source]
-    count: Any  # (2 halves, n, n) float32, decayed exposures
-    values: Any  # (n, V) float32, how often each unit had each value
-    mark: Any  # (2,) float32: step and NLL of the last look for a plateau
-    priority: Any  # (n,) float32, what orders are drawn from; larger is earlier
-    order: Any  # (n,) int32, the learned order
-    teacher: Any  # (n,) float32, oriented priorities of the last teacher
-    logits: Any  # (n,) float32, the student's z-scored logits, averaged over refreshes
-    student: Any  # OrderMLP parameters
-    student_opt: Any  # their optimizer state
-    start_step: Any  # () int32, end of P0
-    order_step: Any  # () int32, first learned order
-    freeze_step: Any  # () int32, the order is constant from here on
-    doubts: Any  # () int32, see curriculum.orient
-    stable: Any  # () int32, consecutive refreshes with an unchanged student order
-    num_parts: Any  # () int32, pieces of the last graph
-    history: Any  # (refreshes, n) int32, the order after each refresh
-    history_step: Any  # (refreshes,) int32, the step of each refresh, -1 where unused
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,32 +98,14 @@ class OrderGPTMethod(AOGPTMethod):
         )
 
     def init_extra(self) -> OrderState:
-        n, vocab = self.seq_len, self.model.cfg.vocab_size
-        refreshes = self.phases.shift_end // self.refresh_every + 2
-        square, none = jnp.zeros((n, n)), jnp.int32(-1)
+        n = self.seq_len
         student = {}
         if self.policy:
+            square = jnp.zeros((n, n))
             student = self.policy.init(rng.stream(self.seed, rng.PROBE), square, square)
-        return OrderState(
-            excess=jnp.zeros((2, n, n)),
-            count=jnp.zeros((2, n, n)),
-            values=jnp.zeros((n, vocab)),
-            mark=jnp.array([0.0, jnp.inf]),
-            priority=jnp.zeros(n),
-            order=jnp.arange(n, dtype=jnp.int32),
-            teacher=jnp.zeros(n),
-            logits=jnp.zeros(n),
-            student=student,
-            student_opt=self._student_tx().init(student),
-            start_step=none,
-            order_step=none,
-            freeze_step=none,
-            doubts=jnp.int32(0),
-            stable=jnp.int32(0),
-            num_parts=jnp.int32(0),
-            history=jnp.full((refreshes, n), -1, jnp.int32),
-            history_step=jnp.full(refreshes, -1, jnp.int32),
-        )
+        refreshes = self.phases.shift_end // self.refresh_every + 2
+        opt = self._student_tx().init(student)
+        return order_state.fresh(n, self.model.cfg.vocab_size, refreshes, student, opt)
 
     # ---- training orders -------------------------------------------------------------------------
 
@@ -208,106 +159,31 @@ class OrderGPTMethod(AOGPTMethod):
         gain = 1.0 - nll / max(curriculum.marginal_entropy(state.values), 1e-12)
         scalars = {"order/context_gain": gain, "order/any_order_nll": nll}
         if state.start_step < 0:
-            state = self._maybe_start(state, step, nll, gain)
+            state = order_state.maybe_start(state, self.phases, step, nll, gain, self.context_gain)
         if state.start_step >= 0:
             state, more = self._learn(params, batch, step, state, probe, everywhere)
             scalars |= more
-        row = int(np.sum(state.history_step >= 0))
-        if row < len(state.history_step):
-            state = state.replace(
-                history=_set(state.history, row, state.order),
-                history_step=_set(state.history_step, row, step),
-            )
-        return state, scalars
-
-    def _maybe_start(self, state: OrderState, step: int, nll: float, gain: float) -> OrderState:
-        """P0 ends once context helps, or stops helping more, or at the latest step."""
-        look = step - state.mark[0] >= self.phases.earliest
-        # Training starts flat; only after some gain is a flat stretch a plateau.
-        plateau = look and nll > 0.99 * state.mark[1] and gain >= 0.1 * self.context_gain
-        if look:
-            state = state.replace(mark=np.array([step, nll], np.float32))
-        early = step >= self.phases.earliest and (gain >= self.context_gain or plateau)
-        if early or step >= self.phases.latest:
-            state = state.replace(start_step=np.int32(step))
-        return state
+        return order_state.record(state, step), scalars
 
     def _learn(self, params, batch, step, state: OrderState, probe, everywhere):
-        """Teacher, orientation, student, gate, stability, freeze."""
-        excess = np.float32(self.decay) * state.excess + probe["excess"]
-        count = np.float32(self.decay) * state.count + probe["count"]
-        state = state.replace(excess=excess, count=count)
-        off = ~np.eye(self.seq_len, dtype=bool)
-        rarest = float(count.sum(0)[off].min())
-        line = self._teach(excess.sum(0), count.sum(0))
-        if line is None or rarest < FIRST_COUNT:
+        """Teacher, direction, student, then the rules of `order_state.follow`."""
+        state = order_state.add_evidence(state, probe["excess"], probe["count"], self.decay)
+        line = spectral.teach(state.excess.sum(0), state.count.sum(0), self.reciprocal)
+        if line is None or state.rarest < order_state.FIRST_COUNT:
             return state.replace(num_parts=np.int32(0)), {"order/num_parts": 0}
-
-        gap, error = jax.device_get(
-            self._direction(params, batch, jax.device_put(line.order.astype(np.int32), everywhere))
-        )
-        agreement = None
-        if state.order_step >= 0:
-            agreement = float((line.priority - line.priority.mean()) @ state.teacher)
-        # The last refresh has no later one to wait for.
-        patience = 1 if step >= self.phases.shift_end else 3
-        sign, doubts = curriculum.orient(
-            float(gap), float(error), agreement, int(state.doubts), patience
-        )
+        forward = jax.device_put(line.order.astype(np.int32), everywhere)
+        gap, error = map(float, jax.device_get(self._direction(params, batch, forward)))
+        state, sign = order_state.direction(state, line, gap, error, self.phases, step)
         line = line if sign > 0 else line.reverse()
-        teacher = line.priority.astype(np.float32)
-
-        state, logits = self._fit_student(state, probe, teacher, everywhere)
-        student_order = _order(logits)
-        first = state.order_step < 0
-        fidelity = kendall_tau(student_order, _order(teacher))
-        unchanged = 0.0 if first else kendall_tau(student_order, _order(state.logits))
-        stable = int(state.stable) + 1 if unchanged >= STABLE_TAU else 0
-        halves = [self._teach(e, c) for e, c in zip(excess, count, strict=True)]
-        reliable = 0.0
-        if all(halves):
-            reliable = abs(kendall_tau(halves[0].order, halves[1].order))
-
-        chosen = logits if fidelity >= GATE else teacher
-        priority = spectral.soft_rank(chosen.astype(np.float64)).astype(np.float32)
-        settled = (
-            step >= self.phases.freeze_from
-            and stable >= STABLE_REFRESHES
-            and line.num_parts == 1
-            and fidelity >= GATE
-            and reliable >= SPLIT_HALF_TAU
-            and rarest >= FREEZE_COUNT
+        halves = [
+            spectral.teach(excess, count, self.reciprocal)
+            for excess, count in zip(state.excess, state.count, strict=True)
+        ]
+        state, logits = self._fit_student(
+            state, probe, line.priority.astype(np.float32), everywhere
         )
-        freeze = settled or step >= self.phases.shift_end
-        moved = kendall_tau(_order(priority), state.order)
-        state = state.replace(
-            priority=priority,
-            order=_order(priority),
-            teacher=teacher,
-            logits=logits,
-            order_step=np.int32(step) if first else state.order_step,
-            freeze_step=np.int32(step if freeze else -1),
-            doubts=np.int32(doubts),
-            stable=np.int32(stable),
-            num_parts=np.int32(line.num_parts),
-        )
-        return state, {
-            "order/num_parts": line.num_parts,
-            "order/lambda_2_over_3": line.lambda_2 / max(line.lambda_3, 1e-12),
-            "order/min_count": rarest,
-            "order/direction_gap": sign * float(gap),
-            "order/direction_error": float(error),
-            "order/tau_student_teacher": fidelity,
-            "order/tau_student_previous": unchanged,
-            "order/tau_order_previous": 0.0 if first else moved,
-            "order/tau_split_half": reliable,
-            "order/frozen": float(freeze),
-        }
-
-    def _teach(self, excess: np.ndarray, count: np.ndarray) -> spectral.Seriation | None:
-        depends = graph.dependency(excess, count)
-        weak = graph.mean_excess(excess, count)
-        return spectral.seriate(graph.reciprocal_graph(depends, self.reciprocal), weak)
+        state, scalars = order_state.follow(state, line, halves, logits, self.phases, step)
+        return state, scalars | {"order/direction_gap": sign * gap, "order/direction_error": error}
 
     def _fit_student(self, state: OrderState, probe, teacher: np.ndarray, everywhere):
         """Inner updates on this probe alone (not the running sums), so that the student sees how
@@ -406,16 +282,6 @@ class OrderGPTMethod(AOGPTMethod):
 
 def _learned(keys: jax.Array, extra: OrderState) -> jax.Array:
     return jnp.broadcast_to(extra.order[None], (keys.shape[0], extra.order.shape[0]))
-
-
-def _order(priority: np.ndarray) -> np.ndarray:
-    return np.argsort(-priority, kind="stable").astype(np.int32)
-
-
-def _set(array: np.ndarray, row: int, value) -> np.ndarray:
-    array = array.copy()
-    array[row] = value
-    return array
 
 
 def _num_groups(num: int, row_bytes: int) -> int:
