@@ -1,4 +1,12 @@
-"""The spectral teacher: a line through the dependency graph, in float64 on the host (numpy)."""
+"""The spectral teacher: a line through the dependency graph, in float64 on the host.
+
+CPU milliseconds of `fiedler` on a hidden path (decay exp(-1), background 0.05; one core):
+
+| units | 64 | 128 | 256 | 512 | 1024 | 2048 |
+| --- | --- | --- | --- | --- | --- | --- |
+| dense (numpy.linalg.eigh) | 0.3 | 1.1 | 5.2 | 29 | 181 | 1207 |
+| iterative (scipy eigsh, shift-invert with a Cholesky factor) | 0.5 | 0.7 | 2.1 | 10 | 33 | 199 |
+"""
 
 import dataclasses
 

@@ -3,6 +3,7 @@
   python -m aodiff.tools.bench train_step [--shape=small] [--rounds=5]
   python -m aodiff.tools.bench attention [--rounds=5]
   python -m aodiff.tools.bench generate [--size=cpu] [--seq_len=1024]
+  python -m aodiff.tools.bench order [--config=configs/ordergpt.py:digits] [--rounds=5]
   python -m aodiff.tools.bench pipeline
 
 Other users of the machine disturb wall-clock times; CPU seconds and the load average stand beside
@@ -14,7 +15,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +30,8 @@ from aodiff.data import bench as data_bench
 from aodiff.methods.aogpt import AOGPTMethod
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.tools.bench_generate import SIZES, bench_generate
+from aodiff.tools.bench_order import bench_order
+from aodiff.tools.turns import take_turns
 
 SHAPES = {
     "tiny": (AOGPTConfig(128, 16, num_layers=2, width=32, num_heads=2, cond_dim=16), 4),
@@ -111,22 +113,6 @@ def bench_attention(rounds: int) -> dict[str, Any]:
     return result | {"load_average_after": os.getloadavg()[0]}
 
 
-def take_turns(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[float, float]]:
-    """Median (wall seconds, CPU seconds of all threads) of each side, run alternately."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-    for turn in range(rounds + 1):
-        for name, run in sides.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            run()
-            spent = time.perf_counter() - wall, time.process_time() - cpu
-            if turn:  # the first is a warm-up
-                times[name].append(spent)
-    return {
-        name: tuple(statistics.median(column) for column in zip(*found, strict=True))
-        for name, found in times.items()
-    }
-
-
 def _our_step(
     cfg: AOGPTConfig, batch: int, tokens: np.ndarray
 ) -> tuple[Callable[[], float], Any, float]:
@@ -202,12 +188,17 @@ def main() -> None:
     generation.add_argument("--seq_len", type=int, default=1024)
     generation.add_argument("--steps", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
     generation.add_argument("--repeats", type=int, default=5)
+    order = what.add_parser("order")
+    order.add_argument("--config", default="base", help="base, or a file of configs/ with :preset")
+    order.add_argument("--rounds", type=int, default=5)
     what.add_parser("pipeline")
     args = parser.parse_args()
     if args.what == "train_step":
         result = bench_train_step(args.shape, args.rounds)
     elif args.what == "attention":
         result = bench_attention(args.rounds)
+    elif args.what == "order":
+        result = bench_order(args.config, args.rounds)
     elif args.what == "generate":
         load = os.getloadavg()[0]
         result = bench_generate(args.size, args.seq_len, tuple(args.steps), repeats=args.repeats)
