@@ -40,7 +40,23 @@ METHOD_DEFAULTS = {
         student_lr=3e-3,
         student_steps=10,
     ),
+    "mdm": dict(
+        noise="count",  # or "time": how many positions are hidden, see aodiff/methods/mdm.py
+        schedule="linear",  # of "time": "cosine", "poly(2)"
+        min_time=1e-3,
+    ),
 }
+ANY_ORDER_MODEL = dict(injection="adaln", cond_dim=128, norm="rms", num_sinks=1)
+MODEL_DEFAULTS = {  # beside what every model has
+    "aogpt": ANY_ORDER_MODEL,
+    "ordergpt": ANY_ORDER_MODEL,
+    "mdm": dict(
+        mlp="swiglu",  # or "gelu"
+        mlp_dim=config_dict.placeholder(int),  # None: 4 * width
+        position="learned",  # or "rope", or "grid" for boards
+    ),
+}
+MDM = "mdm"  # in config.compare: a masked diffusion model
 
 
 def base(method: str = "aogpt") -> ml_collections.ConfigDict:
@@ -50,19 +66,16 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
     c.method = ml_collections.ConfigDict(dict(name=method, **METHOD_DEFAULTS[method]))
     c.model = ml_collections.ConfigDict(
         dict(
-            injection="adaln",
             num_layers=4,
             width=128,
             num_heads=4,
-            cond_dim=128,
-            norm="rms",
             qk_norm=True,
             tied_head=False,
-            num_sinks=1,
             dtype="float32",
             remat="none",
             attention="auto",
             kernel_std=0.02,  # of projections at the start; narrow models learn faster with more
+            **MODEL_DEFAULTS[method],
         )
     )
     c.data = ml_collections.ConfigDict(
@@ -121,8 +134,9 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             num=8,
             batch=8,
             steps=0,  # network calls; 0: one per token
-            schedule="linear",  # or "cosine"
-            order="uniform",
+            schedule="linear",  # or "cosine"; masked diffusion: also "threshold(0.9)", "factor(1)"
+            order="uniform",  # masked diffusion: also "confidence", "margin", "entropy"
+            block=0,  # masked diffusion: positions are revealed block by block; 0: no blocks
             temperature=1.0,
             top_p=1.0,
             params="ema",
@@ -155,7 +169,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
 POSITIVE = (
     "model.num_layers model.width model.num_heads data.seq_len optim.lr optim.eps "
     "optim.max_nonfinite optim.clip_global_norm train.global_batch train.num_steps "
-    "train.microbatches eval.batch eval.num_orders eval.ensemble_steps model.cond_dim "
+    "train.microbatches eval.batch eval.num_orders eval.ensemble_steps "
     "model.kernel_std sample.num sample.batch checkpoint.every checkpoint.keep_last log.every"
 ).split()
 NOT_NEGATIVE = (
@@ -166,7 +180,6 @@ CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
     "eval.params": ("ema", "raw"),
     "sample.params": ("ema", "raw"),
-    "sample.schedule": ("linear", "cosine"),
 }
 
 
@@ -189,8 +202,8 @@ def finalize(config: ml_collections.ConfigDict) -> ml_collections.FrozenConfigDi
     values = flatten(c)
     if not 0 <= c.seed < 2**32:
         raise ConfigError(f"seed={c.seed} is not in 0 .. 4294967295; choose one that is")
-    optional = ("optim.decay_steps", "checkpoint.keep_every")
-    for key in (*POSITIVE, *(key for key in optional if values[key] is not None)):
+    optional = ("optim.decay_steps", "checkpoint.keep_every", "model.mlp_dim", "model.cond_dim")
+    for key in (*POSITIVE, *(key for key in optional if values.get(key) is not None)):
         if not 0 < values[key] < math.inf:
             raise ConfigError(f"{key}={values[key]} must be positive; raise it")
     for key in NOT_NEGATIVE:
@@ -304,7 +317,7 @@ def default_workdir(config_file: str) -> pathlib.Path:
 
 
 def arm(config, order: str) -> ml_collections.ConfigDict:
-    """The config of a comparison arm: an AO-GPT with `order`, trained with equal compute.
+    """The config of an arm, trained with equal compute: an AO-GPT with `order`, or an MDM.
 
     A refresh of OrderGPT is `probe_orders` forward passes for the evidence and two for the
     direction, each a third of a training step; the arm gets that share as extra steps, counted as
@@ -317,7 +330,15 @@ def arm(config, order: str) -> ml_collections.ConfigDict:
         c.train.num_steps = steps + math.ceil(refreshes * (method.probe_orders + 2) / 3)
     if c.optim.decay_steps == steps:
         c.optim.decay_steps = c.train.num_steps
-    c.method = ml_collections.ConfigDict(dict(METHOD_DEFAULTS["aogpt"], name="aogpt", order=order))
+    name = MDM if order == MDM else "aogpt"
+    c.method = ml_collections.ConfigDict(dict(METHOD_DEFAULTS[name], name=name))
+    if name == "aogpt":
+        c.method.order = order
+    else:
+        for key in MODEL_DEFAULTS[method.name]:
+            del c.model[key]
+        c.model.update(MODEL_DEFAULTS[name])
+        c.eval.update(ensemble=0, marginal=0)
     c.compare = ml_collections.ConfigDict()
     return c.lock()
 

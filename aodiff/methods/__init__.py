@@ -4,9 +4,10 @@ from aodiff.config import ConfigError
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import AOGPTMethod
 from aodiff.methods.base import Method
+from aodiff.methods.mdm import MDMMethod
 from aodiff.methods.ordergpt import OrderGPTMethod
 
-METHODS = {"aogpt": AOGPTMethod, "ordergpt": OrderGPTMethod}
+METHODS = {"aogpt": AOGPTMethod, "ordergpt": OrderGPTMethod, "mdm": MDMMethod}
 
 
 def build(config, info: DataInfo) -> Method:

@@ -49,10 +49,7 @@ class AOGPTMethod:
 
     def order_of(self, spec: str) -> OrderFn:
         """The order distribution of a spec; raises for one that cannot be built."""
-        if spec == "native":
-            order = jnp.array(self.native, jnp.int32)
-            return lambda keys, step: jnp.broadcast_to(order[None], (keys.shape[0], len(order)))
-        return make_order_fn(spec, self.seq_len, self.num_steps)
+        return order_of(spec, self.seq_len, self.num_steps, self.native)
 
     @property
     def seq_len(self) -> int:
@@ -174,6 +171,14 @@ class AOGPTMethod:
         return forward_flops_per_token(self.model.cfg)
 
 
+def order_of(spec: str, seq_len: int, num_steps: int, native: tuple[int, ...]) -> OrderFn:
+    """The order distribution of a spec of `aodiff.core.orders`, or "native"; raises ValueError."""
+    if spec == "native":
+        order = jnp.array(native, jnp.int32)
+        return lambda keys, step: jnp.broadcast_to(order[None], (keys.shape[0], len(order)))
+    return make_order_fn(spec, seq_len, num_steps)
+
+
 def native_order(info: DataInfo) -> tuple[int, ...]:
     """The units in natural order, as the model numbers them."""
     return tuple(info.natural(np.arange(info.seq_len)).tolist())
@@ -257,6 +262,8 @@ def order_sampler(
     """fn(params, extra, keys, tokens, given): cached decoding in order `order_of(keys, extra)`."""
     s = config.sample
     steps = s.steps or model.cfg.seq_len
+    if s.block:
+        raise ValueError(f"sample.block={s.block} is for masked diffusion; set it to 0 here")
     reveal_schedule(model.cfg.seq_len, steps, s.schedule)
 
     def fn(params, extra, keys, tokens, given):

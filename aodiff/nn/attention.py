@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.struct
@@ -79,22 +80,26 @@ def attend(
         out, probs = dense_attention(streams, k, v, visible(rows.mask), return_probs=True)
         extra = evidence.excess_sum(probs[:, :, -1], rows.order)
     elif isinstance(rows.mask, IntervalMask):
-        out = on_each_device(functools.partial(interval_attention, impl=impl), streams, k, v, rows)
+        out = on_each_device(
+            functools.partial(interval_attention, impl=impl), streams, k, v, rows.mask
+        )
     else:
         out = dense_attention(streams, k, v, rows.mask)
     return out.reshape(q.shape), extra
 
 
-def on_each_device(fn, q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows) -> jax.Array:
+def on_each_device(
+    fn: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array, mask: IntervalMask
+) -> jax.Array:
     """`fn(q, k, v, mask)`, under a mesh by every device on its own rows of the batch and heads."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return fn(q, k, v, rows.mask)
+        return fn(q, k, v, mask)
     batch = RULES["batch"]
     if q.shape[0] % math.prod(mesh.shape[a] for a in batch):
         batch = ()  # a few rows, as for initialisation: every device computes all
     split = shard_attention(fn, mesh, batch_axes=batch, head_axis=RULES["act_heads"])
-    return split(q, k, v, rows.mask)
+    return split(q, k, v, mask)
 
 
 def decode_mask(

@@ -78,6 +78,7 @@ class Norm(nn.Module):
 
     kind: str
     axis: str = "embed"
+    epsilon: float = EPSILON
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -86,16 +87,18 @@ class Norm(nn.Module):
         if self.kind == "layer":
             x = x - jnp.mean(x, axis=-1, keepdims=True)
         scale = param(self, "scale", nn.initializers.ones, shape, axes)
-        y = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + EPSILON)
+        y = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
         y = y * along_last(scale, y.ndim)
         if self.kind == "layer":
             y = y + along_last(param(self, "bias", nn.initializers.zeros, shape, axes), y.ndim)
         return y
 
 
-def rotary(positions: jax.Array, head_dim: int) -> tuple[jax.Array, jax.Array]:
+def rotary(
+    positions: jax.Array, head_dim: int, base: float = ROPE_BASE
+) -> tuple[jax.Array, jax.Array]:
     """Returns cos and sin (B, 1, R, K/2) float32 of the rotation at `positions` (B, R)."""
-    frequency = ROPE_BASE ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    frequency = base ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     angle = positions.astype(jnp.float32)[:, None, :, None] * along_last(frequency, 4)
     return jnp.cos(angle), jnp.sin(angle)
 

@@ -1,0 +1,57 @@
+"""Masking: which positions of a row are hidden, and how the amounts are spread over a batch.
+
+Amounts (times, counts) belong to the global batch and are stratified over it; which positions are
+hidden is drawn by row, from the row's own key.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def strata(key: jax.Array, num: int) -> jax.Array:
+    """Draws `num` points of (0, 1], one in each of `num` equal parts, in random order.
+
+    One shift for all: the points cover the interval evenly whatever the draw, and no row owns a
+    part of it.
+    """
+    shift_key, order_key = jax.random.split(key)
+    # Whole numbers are permuted: a float range of step 1 / num may round to num + 1 entries.
+    place = jax.random.permutation(order_key, jnp.arange(num))
+    return (place + 1.0 - jax.random.uniform(shift_key)) / num
+
+
+def mask_with_rate(keys: jax.Array, maskable: jax.Array, rate: jax.Array) -> jax.Array:
+    """Hides each maskable position of row b with probability rate[b].
+
+    Args:
+      keys: (B,) typed keys. maskable: (B, n) bool. rate: (B,) float32.
+
+    Returns:
+      (B, n) bool, True where hidden.
+    """
+    draws = jax.vmap(lambda k: jax.random.uniform(k, maskable.shape[1:]))(keys)
+    return maskable & (draws < rate[:, None])
+
+
+def mask_count(keys: jax.Array, maskable: jax.Array, count: jax.Array) -> jax.Array:
+    """Hides exactly count[b] maskable positions of row b, a uniform subset.
+
+    Args:
+      keys: (B,) typed keys. maskable: (B, n) bool. count: (B,) int32, at most those maskable.
+
+    Returns:
+      (B, n) bool, True where hidden.
+    """
+    draws = jax.vmap(lambda k: jax.random.uniform(k, maskable.shape[1:]))(keys)
+    first = jnp.argsort(jnp.where(maskable, draws, 2.0), axis=1)
+    rank = jnp.argsort(first, axis=1)
+    return maskable & (rank < count[:, None])
+
+
+def stratified_counts(points: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Numbers of positions to hide, uniform on 1 .. sizes[b], for `points` (B,) in (0, 1].
+
+    Rows with nothing to hide get 0. The bound of a row is the mean over its counts l of
+    size / l times the summed cross entropy of l hidden positions (mdm.md 2.2).
+    """
+    return jnp.clip(jnp.ceil(points * sizes), jnp.minimum(sizes, 1), sizes).astype(jnp.int32)

@@ -1,0 +1,250 @@
+"""Masked diffusion: a bidirectional denoiser, trained to fill any set of hidden positions.
+
+Source: Sahoo et al. (MDLM), arXiv 2406.07524; Shi et al. (MD4), arXiv 2406.04329; Nie et al.
+(LLaDA), arXiv 2502.09992; mdm.md section 2.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from aodiff import rng
+from aodiff.config import ConfigError
+from aodiff.core import corruption
+from aodiff.core.schedules import Schedule, make_schedule
+from aodiff.data import DataInfo
+from aodiff.methods.aogpt import FIXED_ORDERS, native_order, order_of
+from aodiff.methods.base import Batch, Evaluation, LossOutput, Params, Samples, Scores
+from aodiff.metrics import Mean
+from aodiff.nn.mdm import MDM, MDMConfig, forward_flops_per_token
+from aodiff.sampling import denoise
+
+NOISE = ("count", "time")
+
+
+@dataclasses.dataclass(frozen=True)
+class MDMMethod:
+    """Hyper-parameters and module of a masked diffusion model; see `aodiff.methods.base.Method`.
+
+    noise: "count" hides a uniform number of positions, exactly; "time" hides each position with
+    the probability of a random time. Both losses have the bound as their expectation (but for
+    times below `min_time`), the first with less variance.
+    """
+
+    model: MDM
+    noise: str
+    schedule: Schedule
+    min_time: float
+    native: tuple[int, ...]
+    refresh_every: int = 0
+
+    @classmethod
+    def from_config(cls, config, info: DataInfo) -> "MDMMethod":
+        """Raises ValueError for a model or a schedule that cannot be built."""
+        m = config.method
+        if m.noise not in NOISE:
+            raise ConfigError(f"method.noise={m.noise!r} is unknown; use one of {', '.join(NOISE)}")
+        if not 0 < m.min_time < 1:
+            raise ConfigError(f"method.min_time={m.min_time} is not in (0, 1); 1e-3 is usual")
+        schedule = make_schedule(m.schedule)
+        return cls(build_model(config, info), m.noise, schedule, m.min_time, native_order(info))
+
+    @property
+    def seq_len(self) -> int:
+        return self.model.cfg.seq_len
+
+    def batch_spec(self, global_batch: int) -> dict[str, jax.ShapeDtypeStruct]:
+        rows = (global_batch, self.seq_len)
+        return {
+            "tokens": jax.ShapeDtypeStruct(rows, jnp.int32),
+            "loss_mask": jax.ShapeDtypeStruct(rows, jnp.bool_),
+            "example_id": jax.ShapeDtypeStruct((global_batch,), jnp.int32),
+        }
+
+    def init(self, key: jax.Array) -> Params:
+        return self.model.init(key, jnp.zeros((1, self.seq_len), jnp.int32))
+
+    def init_extra(self) -> dict:
+        return {}
+
+    def draw(self, key: jax.Array, batch: Batch, step: jax.Array, extra: Any) -> Batch:
+        """Adds `hidden` (B, n) bool and `weight` (B,) float32 of the hidden positions' losses."""
+        scored = batch["loss_mask"]
+        points = corruption.strata(key, scored.shape[0])
+        keys = rng.example_keys(key, jnp.arange(scored.shape[0]))
+        if self.noise == "count":
+            hidden, weight = _hide_count(keys, points, scored)
+        else:
+            time = self.min_time + (1 - self.min_time) * points
+            hidden = corruption.mask_with_rate(keys, scored, 1 - self.schedule.alpha(time))
+            weight = self.schedule.weight(time)
+        return batch | {"hidden": hidden, "weight": weight}
+
+    def loss_fn(self, params: Params, batch: Batch) -> LossOutput:
+        """Nats per scored position; its expectation bounds the negative log likelihood."""
+        hidden = batch["hidden"]
+        nll = self._hidden_nll(params, batch["tokens"], hidden, batch["loss_mask"])
+        total = jnp.sum(nll * batch["weight"][:, None], dtype=jnp.float32)
+        count = jnp.sum(batch["loss_mask"], dtype=jnp.float32)
+        return LossOutput(Mean(total, count), {"masked_nll": Mean.of(nll, hidden)})
+
+    def refresh(self, params, batch, key, step, extra):
+        return extra, {}
+
+    def denoise(self, params: Params, tokens: jax.Array) -> jax.Array:
+        """Logits (B, n, V) float32 of partly masked rows (B, n)."""
+        return self.model.apply(params, tokens)
+
+    def _hidden_nll(self, params, tokens, hidden, known) -> jax.Array:
+        """Cross entropy (B, n) float32 of the hidden positions, 0 elsewhere.
+
+        A position that is neither hidden nor known (a missing cell) stays masked and unscored.
+        """
+        shown = jnp.where(hidden | ~known, self.model.cfg.mask, tokens)
+        nll = optax.softmax_cross_entropy_with_integer_labels(self.denoise(params, shown), tokens)
+        return jnp.where(hidden, nll, 0.0)
+
+    def evaluations(self, config) -> dict[str, Evaluation]:
+        """ "own" and "any" are the bound; any other name of `eval.orders` is an order's NLL."""
+        found = {}
+        for name in config.eval.orders:
+            bound = name in ("own", "any")
+            found[name] = self.bound(config.eval.num_orders) if bound else self.in_order(name)
+        return found
+
+    def bound(self, draws: int) -> Evaluation:
+        """Monte Carlo of mdm.md 2.6: counts stratified over the draws of a row, exact masks."""
+
+        def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
+            tokens, scored = batch["tokens"], batch["loss_mask"]
+            keys = rng.example_keys(key, batch["example_id"])
+            first = jax.vmap(jax.random.uniform)(_fold(keys, draws))
+            n = scored.shape[1]
+
+            def one(draw: jax.Array):
+                points = 1.0 - jnp.mod(first + draw / draws, 1.0)
+                hidden, weight = _hide_count(_fold(keys, draw), points, scored)
+                nll = self._hidden_nll(params, tokens, hidden, scored)
+                step = n - jnp.sum(hidden, axis=1)  # known positions: the step of this prediction
+                curve = Mean(
+                    jnp.zeros(n).at[step].add(jnp.sum(nll, axis=1), mode="drop"),
+                    jnp.zeros(n).at[step].add(jnp.sum(hidden, axis=1), mode="drop"),
+                )
+                return jnp.sum(nll, axis=1) * weight, curve
+
+            nll, curves = jax.lax.map(one, jnp.arange(draws))
+            curves = {"by_step": jax.tree.map(lambda c: jnp.sum(c, axis=0), curves)}
+            return Scores(jnp.mean(nll, axis=0), jnp.sum(scored, axis=1, dtype=jnp.float32), curves)
+
+        return Evaluation(fn, f"upper bound (ELBO), {draws} masks per row")
+
+    def in_order(self, spec: str) -> Evaluation:
+        """NLL of writing one position per call in an order, the true law of that decoder: n calls.
+
+        A random order makes it a bound; one draw per row.
+        """
+        order_fn = order_of(spec, self.seq_len, 0, self.native)
+
+        def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
+            tokens, scored = batch["tokens"], batch["loss_mask"]
+            order = order_fn(rng.example_keys(key, batch["example_id"]), jnp.int32(0))
+            rank = jnp.argsort(order, axis=1)
+
+            def one(step: jax.Array):
+                at = jnp.take_along_axis(order, jnp.full_like(order[:, :1], step), axis=1)
+                hidden = scored & (rank >= step)
+                nll = self._hidden_nll(params, tokens, hidden, scored)
+                return jnp.take_along_axis(nll, at, axis=1)[:, 0]
+
+            nll = jax.lax.map(one, jnp.arange(self.seq_len))
+            count = jnp.sum(scored, axis=1, dtype=jnp.float32)
+            in_slots = jnp.take_along_axis(scored, order, axis=1).sum(0, dtype=jnp.float32)
+            return Scores(nll.sum(0), count, {"by_step": Mean(nll.sum(1), in_slots)})
+
+        kind = "exact" if spec.split("(")[0] in FIXED_ORDERS else "upper bound (Jensen)"
+        return Evaluation(fn, f"{kind}, one position per call, order {spec}")
+
+    def sampler(self, config, max_given: int) -> Callable[..., Samples]:
+        s = config.sample
+        n, cfg = self.seq_len, self.model.cfg
+        order, name = None, "uniform" if s.order == "own" else s.order
+        if name not in denoise.SCORES:
+            order = order_of(name, n, 0, self.native)
+        decoder = denoise.Decoder(name, s.schedule, s.steps or n, s.block or n)
+        decoder.check(n)
+
+        def fn(params, extra, keys, tokens, given):
+            return denoise.decode(
+                lambda shown: self.denoise(params, shown),
+                keys,
+                tokens,
+                given,
+                decoder,
+                order=order and order(_fold(keys, n), jnp.int32(0)),
+                mask_id=cfg.mask,
+                temperature=s.temperature,
+                top_p=s.top_p,
+            )
+
+        return fn
+
+    def flops_per_token(self) -> float:
+        return forward_flops_per_token(self.model.cfg)
+
+
+def build_model(config, info: DataInfo) -> MDM:
+    """The denoiser of `config.model` for the vocabulary and length of the data."""
+    m = config.model
+    return MDM(
+        MDMConfig(
+            vocab_size=info.vocab_size,
+            seq_len=info.seq_len,
+            num_layers=m.num_layers,
+            width=m.width,
+            num_heads=m.num_heads,
+            mlp=m.mlp,
+            mlp_dim=m.mlp_dim,
+            position=m.position,
+            groups=board_groups(info) if m.position == "grid" else (),
+            qk_norm=m.qk_norm,
+            tied_head=m.tied_head,
+            unit_sizes=info.unit_sizes,
+            dtype=m.dtype,
+            remat=m.remat,
+            attention=m.attention,
+            kernel_std=m.kernel_std,
+        )
+    )
+
+
+def board_groups(info: DataInfo) -> tuple[tuple[int, ...], ...]:
+    """Rows and columns of each position of a grid, and boxes where the side is a square."""
+    if info.grid is None:
+        raise ConfigError(
+            f'model.position="grid" needs data on a grid, {info.name} is a line; use "learned"'
+        )
+    height, width = info.grid
+    row, column = np.divmod(np.arange(height * width), width)
+    labels = [row, column]
+    side = round(height**0.5)
+    if height == width == side**2:
+        labels.append(row // side * side + column // side)
+    where = np.arange(height * width) if info.permutation is None else np.array(info.permutation)
+    return tuple(tuple(x[where].tolist()) for x in labels)
+
+
+def _hide_count(keys, points, scored):
+    """Hidden positions (B, n) and the weight size / count (B,) of their losses."""
+    sizes = jnp.sum(scored, axis=1, dtype=jnp.int32)
+    counts = corruption.stratified_counts(points, sizes)
+    weight = sizes / jnp.maximum(counts, 1)
+    return corruption.mask_count(keys, scored, counts), weight.astype(jnp.float32)
+
+
+def _fold(keys: jax.Array, number: jax.Array) -> jax.Array:
+    return jax.vmap(lambda k: jax.random.fold_in(k, number))(keys)

@@ -1,0 +1,50 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from aodiff.core import corruption
+
+
+def row_keys(num):
+    return jax.random.split(jax.random.key(1), num)
+
+
+def test_strata_hold_one_point_each():
+    for num in (1, 7, 10, 49):  # 1 / 49 * 49 < 1 in floating point
+        points = np.sort(corruption.strata(jax.random.key(num), num))
+        assert len(points) == num and points[0] > 0 and points[-1] <= 1
+        np.testing.assert_array_equal(np.ceil(points * num - 1e-5), np.arange(1, num + 1))
+
+
+def test_strata_are_spread_over_rows():
+    first = [float(corruption.strata(jax.random.key(i), 4)[0]) for i in range(200)]
+    assert scipy.stats.kstest(first, "uniform").pvalue > 1e-3
+
+
+def test_exact_counts_are_uniform_subsets():
+    maskable = jnp.broadcast_to(jnp.array([True, True, False, True, True])[None], (6000, 5))
+    hidden = np.asarray(corruption.mask_count(row_keys(6000), maskable, jnp.full(6000, 2)))
+    assert (hidden.sum(1) == 2).all() and not hidden[:, 2].any()
+    subsets = list(itertools.combinations((0, 1, 3, 4), 2))
+    counts = [sum(tuple(np.flatnonzero(h)) == s for h in hidden) for s in subsets]
+    assert scipy.stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_rates_hide_independently():
+    maskable = jnp.ones((4000, 3), bool)
+    rate = jnp.where(jnp.arange(4000) < 2000, 0.2, 0.7)
+    hidden = np.asarray(corruption.mask_with_rate(row_keys(4000), maskable, rate))
+    for part, p in ((hidden[:2000], 0.2), (hidden[2000:], 0.7)):
+        expected = 2000 * scipy.stats.binom.pmf(np.arange(4), 3, p)
+        assert scipy.stats.chisquare(np.bincount(part.sum(1), minlength=4), expected).pvalue > 1e-3
+
+
+def test_counts_are_uniform_and_never_empty():
+    sizes = jnp.full(10_000, 5)
+    counts = corruption.stratified_counts(corruption.strata(jax.random.key(0), 10_000), sizes)
+    np.testing.assert_array_equal(np.bincount(counts, minlength=6), [0] + [2000] * 5)
+    ends = corruption.stratified_counts(jnp.array([1e-9, 1.0, 0.5]), jnp.array([3, 3, 0]))
+    np.testing.assert_array_equal(ends, [1, 3, 0])
