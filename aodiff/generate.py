@@ -95,10 +95,9 @@ def generate(
         records = []
         for i, row in enumerate(source.tolist()):
             content = given_rows.content(out.tokens[i], out.lengths[i], start.values[row], info)
-            places = np.flatnonzero(given[i]).tolist()
             which = {"id": i} if s.given is None else {"id": i, "row": row}
-            which |= content | {"given": places, "step": out.step[i].tolist()}
-            records.append(which | _settings(config))
+            when = {"given": np.flatnonzero(given[i]).tolist(), "step": out.step[i].tolist()}
+            records.append(which | content | when | _settings(config))
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         figure = path.with_suffix(".png")
         values = records[0].get("values")

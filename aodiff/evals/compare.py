@@ -7,6 +7,7 @@ says which columns hold category numbers. Source: ordergpt.md section 17, tabula
 import numpy as np
 
 FOLDS = 5
+ONE_THREAD = dict(limits=1, user_api="openmp")  # on so few rows, threads only wait for each other
 BOOST_CATEGORIES = 255  # the most a column of scikit-learn's boosting may have
 
 
@@ -18,6 +19,7 @@ def detection_auc(real: np.ndarray, fake: np.ndarray, categorical: np.ndarray) -
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline
+    from threadpoolctl import threadpool_limits
 
     num = min(len(real), len(fake))
     rows = np.concatenate([real[:num], fake[:num]])
@@ -27,10 +29,11 @@ def detection_auc(real: np.ndarray, fake: np.ndarray, categorical: np.ndarray) -
         "boosting": boosting(rows, categorical, classes=True),
     }
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
-    return {
-        name: float(cross_val_score(model, rows, is_fake, scoring="roc_auc", cv=folds).mean())
-        for name, model in models.items()
-    }
+    with threadpool_limits(**ONE_THREAD):
+        return {
+            name: float(cross_val_score(model, rows, is_fake, scoring="roc_auc", cv=folds).mean())
+            for name, model in models.items()
+        }
 
 
 def efficacy(train: np.ndarray, test: np.ndarray, categorical: np.ndarray, label: int) -> float:
@@ -40,6 +43,7 @@ def efficacy(train: np.ndarray, test: np.ndarray, categorical: np.ndarray, label
     Rows without a label are left out.
     """
     from sklearn.metrics import balanced_accuracy_score, r2_score
+    from threadpoolctl import threadpool_limits
 
     train, test = (rows[~np.isnan(rows[:, label])] for rows in (train, test))
     others = np.arange(train.shape[1]) != label
@@ -48,7 +52,8 @@ def efficacy(train: np.ndarray, test: np.ndarray, categorical: np.ndarray, label
     if len(np.unique(train[:, label])) == 1:  # nothing to learn but the one value there is
         guess = np.repeat(train[:1, label], len(test))
     else:
-        guess = model.fit(train[:, others], train[:, label]).predict(test[:, others])
+        with threadpool_limits(**ONE_THREAD):
+            guess = model.fit(train[:, others], train[:, label]).predict(test[:, others])
     score = balanced_accuracy_score if classes else r2_score
     return float(score(test[:, label], guess))
 

@@ -57,12 +57,12 @@ def joints_of(codec, ids: np.ndarray, present: np.ndarray) -> np.ndarray:
 
 
 def given_joints(there: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Picks round(share J) of the joints that are `there` (rows, J) in each row, by row number."""
+    """Picks a share of the joints that are `there` (rows, J) of each row, by row number."""
     picked = np.zeros_like(there)
     for row, known in enumerate(there):
         rng = np.random.default_rng([seed, row])
         joints = rng.permutation(len(known))
-        joints = joints[known[joints]][: round(share * len(known))]
+        joints = joints[known[joints]][: round(share * known.sum())]
         picked[row, joints] = True
     return picked
 
