@@ -19,9 +19,11 @@
 | california | housing table of 10 columns; add --config.data.dir=FOLDER with housing.csv | 2 CPU cores | the same | not run |
 | wine_quality | red and white wines, 13 columns; add --config.data.dir=FOLDER with winequality-red.csv and winequality-white.csv | 2 CPU cores | the same | not run |
 | abalone | table of 9 columns; add --config.data.dir=FOLDER with abalone.csv | 2 CPU cores | the same | not run |
+| csv | any table; add --config.data.dir=FILE.csv, whose first line names its columns, and --config.data.seq_len for their number; FILE.columns.json may say what they are | 2 CPU cores | the same | not run |
 | language | English text that ships with Python, 64 characters, hidden order | 2 CPU cores | bits per character; at this size the order of text is not expected to be found | not run |
 | text8 | text8, 256 characters, hidden order; prepare it first | TPU v5e-8 | bits per character, closeness to reading order | not run |
 | owt | OpenWebText, 1024 GPT-2 tokens, size of GPT-2 small; prepare it first | 32 TPU v4 or 16 H800 | held-out nats, closeness to reading order | not run |
+| study_tabular, study_pose, study_images, study_language | OrderGPT beside file order, random fixed, any order, greedy entropy, mutual-information line and its own order from scratch at equal compute; 3 seeds, 2 hidden permutations | 2 CPU cores, 15 min | | not run |
 | smoke | hidden chain of 8 units, tiny model | 2 CPU cores, 1 min | runs | run |
 """
 
@@ -160,6 +162,7 @@ PRESETS = {
     | {"data.name": "california_housing", "data.seq_len": 10, "train.num_steps": 1500},
     "wine_quality": CSV | {"data.name": "wine_quality", "data.seq_len": 13},
     "abalone": CSV | {"data.name": "abalone", "data.seq_len": 9},
+    "csv": CSV | {"data.name": "csv"},
     "language": TEXT,
     "text8": LARGE
     | {
@@ -199,6 +202,26 @@ PRESETS = {
         "checkpoint.every": 40,
     },
 }
+STUDY = {  # every run at its best step on the validation split, numbers of the test split
+    "study.seeds": (0, 1, 2),
+    "study.permute_seeds": (1, 2),
+    "eval.report_split": "test",
+    "log.every": 100,
+}
+PRESETS |= {
+    "study_tabular": TABLE | STUDY | {"train.num_steps": 800, "eval.every": 50},
+    "study_pose": POSE | STUDY | {"eval.every": 50},
+    "study_images": PRESETS["digits"] | STUDY | {"train.num_steps": 1500, "eval.every": 100},
+    "study_language": TEXT | STUDY | {"eval.every": 100},
+}
+ARMS = {  # of a study: everything that is compared at equal compute
+    "l2r": "native",
+    "rand_fixed": "fixed(1)",
+    "any_order": "uniform",
+    "greedy_entropy": "greedy_entropy",
+    "mi_fiedler": "mi_fiedler",
+    "scratch_sigma": "learned",
+}
 COMPARE = {
     "file_order": "native",
     "fixed": "fixed(1)",
@@ -215,4 +238,6 @@ def get_config(preset: str = ""):
     config.update_from_flattened_dict(PRESETS[preset])
     if preset in ("", "digits", "chain"):
         config.compare = COMPARE
+    if preset.startswith("study_"):
+        config.compare = ARMS
     return config

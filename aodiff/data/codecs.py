@@ -163,7 +163,9 @@ class Categories:
 
     def parse(self, value: Any) -> int | None:
         """Id of a known value or of "other", or None."""
-        wanted = value if isinstance(self.known[0], str) else number(value)
+        wanted = number(value)
+        if isinstance(self.known[0], str):  # a code such as 20 may come as a number
+            wanted = value if wanted is None or isinstance(value, str) else str(plain(wanted))
         if wanted in self.known:
             return self.known.index(wanted)
         return self.other if value == OTHER else None
@@ -209,7 +211,7 @@ class Bins:
         return np.append(self.medians, np.nan)[ids]
 
     def value(self, i: int) -> float | int | str:
-        return plain(self.medians[i]) if i < len(self.medians) else ""
+        return plain(float(f"{self.medians[i]:.10g}")) if i < len(self.medians) else ""
 
     def parse(self, value: Any) -> int | None:
         """Id of the bin of a number, or None."""

@@ -89,6 +89,11 @@ def test_given_values_leave_gaps():
     assert ids.tolist() == [0, 1, 0] and given.tolist() == [True, True, False]
 
 
+def test_a_code_may_be_given_as_a_number():
+    codec = Columns(("code",), (Categories(("20", "A1")),))
+    assert [codec.parse([value])[0].tolist() for value in (20, "20", "A1")] == [[0], [0], [1]]
+
+
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [

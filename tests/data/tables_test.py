@@ -335,6 +335,19 @@ def test_equal_rows_stay_in_one_split():
     assert all(abs(len(splits[s]) - 50) < 10 for s in ("validation", "test"))
 
 
+def test_a_bad_file_stops_the_command_with_its_sentence(command, tmp_path):
+    write(tmp_path / "a.csv", people() + "1,f\n")
+    said = command(
+        f"--config={ROOT}/configs/ordergpt.py:csv", f"--config.data.dir={tmp_path / 'a.csv'}"
+    )
+    assert "a.csv, line 34 has 2 cells" in said
+    write(tmp_path / "a.csv", people())
+    said = command(
+        f"--config={ROOT}/configs/ordergpt.py:csv", f"--config.data.dir={tmp_path / 'a.csv'}"
+    )
+    assert said.endswith("set data.seq_len=3.")
+
+
 SCIKIT = {
     "breast_cancer": (569, 31, "mean radius", "label"),
     "wine": (178, 14, "alcohol", "label"),
