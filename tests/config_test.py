@@ -2,8 +2,11 @@
 
 import importlib.util
 import json
+import math
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import ml_collections
 import pytest
 
@@ -38,6 +41,11 @@ def test_finalize_derives_and_freezes():
         ("eval.orders", (), r"eval.orders=\(\) without eval.ensemble .* leaves nothing"),
         ("eval.num_orders", 0, "eval.num_orders=0 must be positive"),
         ("checkpoint.keep_every", 0, "checkpoint.keep_every=0 must be positive"),
+        ("eval.report_split", "test", "report_split='test' needs own in eval.orders and another"),
+        ("study.seeds", (0, 0), r"study.seeds=\(0, 0\) must be distinct whole numbers"),
+        ("study.permute_seeds", (1, -2), r"study.permute_seeds=\(1, -2\) must be distinct"),
+        ("criteria.order/tau", (0.9, 1.0), r"criteria\['order/tau'\]=\(0.9, 1.0\) is not \(lowest"),
+        ("criteria.order/tau", (1.0, 0.9, 1.0), "give three numbers, lowest first"),
         ("train.microbatches", 5, "global_batch=32 does not split into train.microbatches=5"),
     ],
 )
@@ -88,18 +96,40 @@ def test_diff_names_old_and_new():
 
 
 def test_arm_has_equal_compute():
-    """500 steps with a refresh every 20 until 0.64 are 16, each of 3 + 2 forwards: 80 / 3 steps."""
+    """500 steps with a refresh every 20 until 0.64 are 16 of them."""
     config = config_lib.base("ordergpt")
     config.train.num_steps, config.method.probe_orders = 500, 3
     config.compare, config.eval.orders = {"l2r": "l2r"}, ("own",)
+    extra = math.ceil(16 * config_lib.refresh_cost(config))
     arm = config_lib.arm(config_lib.finalize(config), "l2r")
     assert arm.method.to_dict() == {"name": "aogpt", "order": "l2r"}
-    assert arm.train.num_steps == 500 + 27 and arm.optim.decay_steps == 527
+    assert arm.train.num_steps == 500 + extra and arm.optim.decay_steps == 500 + extra
     assert not arm.compare and config_lib.finalize(arm).seed == config.seed
     plain = config_lib.base("aogpt")
     assert config_lib.arm(plain, "uniform").train.num_steps == plain.train.num_steps
     config_lib.arm(config, "uniform")
     assert config.method.name == "ordergpt" and config.train.num_steps == 500  # a copy
+
+
+@pytest.mark.parametrize("student", ["row", "flat", "teacher"])
+def test_a_refresh_is_never_charged_too_little(student):
+    """Against the weights of the modules: a step is 6 FLOPs per weight and token, a forward 2."""
+    config = config_lib.base("ordergpt")
+    changes = {"data.name": "digits", "data.seq_len": 64, "model.injection": "input"}
+    changes |= {"method.student": student, "method.probe_orders": 4, "model.width": 32}
+    config.update_from_flattened_dict(changes)
+    method = methods.build(config_lib.finalize(config), data.describe(config.data))
+    rows, inputs = 64 if student == "row" else 1, jnp.zeros((64, 64))
+    weights = 0
+    if student != "teacher":
+        shapes = jax.eval_shape(lambda: method.policy.init(jax.random.key(0), inputs, inputs))
+        weights = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes) if x.ndim == 2)
+    student_flops = 6 * rows * weights * config.method.student_steps
+    decoder = accounting.count_params(state.abstract_params(method)) * 64
+    step_flops = 6 * decoder * config.train.global_batch
+    spent = (4 + 2) / 3 + student_flops / step_flops
+    charged = config_lib.refresh_cost(config)
+    assert spent <= charged < 1.6 * spent
 
 
 def test_default_workdir_names_the_preset():
