@@ -3,6 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from aodiff.core import graph
+from aodiff.core.curriculum import gumbel_order
 from aodiff.core.evidence import excess_sum, visible_count
 
 B, H, N = 3, 2, 5
@@ -79,3 +81,27 @@ def test_no_gradient_reaches_the_attention(example):
     probs, order = example
     grad = jax.grad(lambda p: jnp.sum(excess_sum(p, order) ** 2))(probs)
     assert not np.any(grad)
+
+
+def test_counts_remove_the_bias_of_orders_that_are_not_uniform():
+    """A stream whose attention to j exceeds uniform by a fixed amount, plus noise, read in orders
+    that reveal low units first: only the division by exposures gives that amount back."""
+    num = 4000
+    keys = jax.random.split(jax.random.key(1), 3)
+    excess = jax.random.normal(keys[0], (N, N)) * (1 - jnp.eye(N))
+    priority = jnp.linspace(1, 0, N)
+    order = jax.vmap(gumbel_order, (0, None, None))(jax.random.split(keys[1], num), priority, 2.0)
+    rank = jnp.argsort(order, axis=1)
+    noise = jax.random.normal(keys[2], (num, N, N))
+    attention = 1 / (rank[:, :, None] + 1) + excess[None] + noise  # [example, target, source]
+    rows = jnp.take_along_axis(attention, order[:, :, None], axis=1)
+    slots = jnp.take_along_axis(rows, order[:, None, :], axis=2)
+    probs = jnp.pad(slots[..., :-1], ((0, 0), (0, 0), (1, 0)))[:, None]
+
+    found, count = np.asarray(excess_sum(probs, order)), np.asarray(visible_count(order))
+    off = ~np.eye(N, dtype=bool)
+    assert count[off].max() > 10 * count[off].min() > 500
+    error = (graph.mean_excess(found, count) - excess)[off] * np.sqrt(count[off])
+    assert np.abs(error).max() < 4 and 0.6 < error.std() < 1.4
+    naive = found / count[off].mean()
+    assert np.abs((naive - excess)[off] * np.sqrt(count[off])).max() > 20

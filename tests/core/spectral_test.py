@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from aodiff.core import spectral
-from aodiff.core.spectral import fiedler, seriate, soft_rank
+from aodiff.core.spectral import fiedler, seriate, soft_rank, teach
 
 
 @pytest.fixture(params=["dense", "iterative"], autouse=True)
@@ -148,3 +148,54 @@ def test_soft_ranks_space_evenly_and_keep_near_ties_near():
     tied = soft_rank(np.array([0.0, 0.5, 0.5001, 1.0]))
     assert 0 < tied[2] - tied[1] < 0.01
     np.testing.assert_allclose(soft_rank(-cosine), 1 - soft_rank(cosine))
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-3])
+def test_noise_moves_no_unit_of_a_disconnected_graph(size):
+    w = np.zeros((15, 15))
+    w[:6, :6], w[6:13, 6:13] = path(6), path(7)  # two paths and two units without any link
+    weak = path(15, decay=0.3)
+    w, p = hide(w, 4)
+    weak = weak[np.ix_(p, p)]
+    before = seriate(w, weak)
+    assert sorted(len(part) for part in before.parts)[-2:] == [6, 7]
+    for seed in range(5):
+        noise = 1 + size * np.random.default_rng(seed).random((15, 15))
+        after = seriate(w * (noise + noise.T) / 2, weak)
+        same = (after.order == before.order).all() or (after.order == before.order[::-1]).all()
+        assert same and len(after.parts) == len(before.parts)
+
+
+@pytest.mark.parametrize(
+    "w",
+    [
+        1 - np.eye(6),  # all alike
+        np.roll(np.eye(6), 1, 0) + np.roll(np.eye(6), -1, 0),  # a cycle: lambda_2 = lambda_3
+        np.pad(np.ones((1, 5)), ((0, 5), (1, 0))) + np.pad(np.ones((5, 1)), ((1, 0), (0, 5))),
+        np.kron(np.eye(3), 1 - np.eye(2)),  # three pairs
+    ],
+)
+def test_ties_give_one_reproducible_order(w):
+    found, again = seriate(w), seriate(w.copy())
+    np.testing.assert_array_equal(found.order, again.order)
+    np.testing.assert_array_equal(np.sort(found.order), np.arange(6))
+    assert np.isfinite(found.priority).all()
+    assert found.priority.min() >= 0 and found.priority.max() <= 1
+    np.testing.assert_array_equal(np.sort(np.concatenate(found.parts)), np.arange(6))
+
+
+def test_parts_make_the_line_and_turn_with_it():
+    w = np.kron(np.eye(3), path(4))
+    found = seriate(*(hide(x, 8)[0] for x in (w, path(12, decay=0.5))))
+    np.testing.assert_array_equal(np.concatenate(found.parts), found.order)
+    back = found.reverse()
+    np.testing.assert_array_equal(np.concatenate(back.parts), back.order)
+    assert back.num_parts == found.num_parts == 3
+
+
+def test_uniform_attention_teaches_nothing():
+    count = 20.0 * (1 - np.eye(5))
+    assert teach(np.zeros((5, 5)), count, "product") is None
+    assert teach(-count, count, "product") is None
+    one_way = np.triu(count, 1) - np.tril(count, -1)
+    assert teach(one_way, count, "product") is None and teach(one_way, count, "max") is not None

@@ -8,6 +8,7 @@ import numpy as np
 
 from aodiff import config as config_lib
 from aodiff import partitioning, train
+from aodiff.methods.ordergpt import OrderGPTMethod
 
 
 def tiny():
@@ -49,3 +50,19 @@ def test_the_next_losses_and_orders_repeat_bit_for_bit(tmp_path, monkeypatch):
     assert (learned[-1] != learned[len(learned) // 2]).any()  # the order went on changing
     losses = [e["train/loss"] for e in entries(tmp_path / "whole") if "train/loss" in e]
     assert len(losses) == 48 and len(set(losses)) == 48
+
+
+def test_nothing_the_order_depends_on_changes_after_the_freeze(tmp_path, monkeypatch):
+    seen, refresh = [], OrderGPTMethod.refresh
+
+    def watched(self, params, batch, key, step, extra):
+        seen.append((step, jax.device_get(extra)))
+        return refresh(self, params, batch, key, step, extra)
+
+    monkeypatch.setattr(OrderGPTMethod, "refresh", watched)
+    end = jax.device_get(train.train(tiny(), tmp_path / "run").extra)
+    frozen = [extra for step, extra in seen if step > end.freeze_step]
+    assert len(frozen) >= 2 and seen[0][1].freeze_step < 0
+    for extra in frozen:
+        jax.tree.map(np.testing.assert_array_equal, extra, end)
+    assert not np.array_equal(seen[0][1].excess, end.excess)

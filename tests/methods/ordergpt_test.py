@@ -1,6 +1,7 @@
 """OrderGPT on a hidden chain of 8 units: the mechanism end to end, and what must never change."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -316,6 +317,28 @@ def test_own_order_scores_the_learned_order_exactly(method, params, batch):
     want = [-sum(log_p[b, s, batch["tokens"][b, order[b, s]]] for s in range(N)) for b in range(2)]
     np.testing.assert_allclose(scores.nll[:2], want, rtol=1e-5)
     np.testing.assert_array_equal(scores.count, [N] * B)
+
+
+def test_the_frozen_likelihood_of_all_rows_sums_to_one():
+    config = small_config(**{"data.seq_len": 3, "data.vocab": 3})
+    method = OrderGPTMethod.from_config(config, data.describe(config.data))
+    params = unbox(method.init(rng.stream(0, rng.INIT)))
+    params = jax.tree.map(lambda x: x + 0.3 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), params)
+    rows = jnp.asarray(list(itertools.product(range(3), repeat=3)))
+    every = {
+        "tokens": rows,
+        "loss_mask": jnp.ones(rows.shape, bool),
+        "example_id": jnp.arange(len(rows)),
+    }
+    score = jax.jit(method.evaluation("own", 1).fn)
+    laws = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        state = method.init_extra().replace(
+            order=jnp.asarray(order), order_step=jnp.int32(1), freeze_step=jnp.int32(2)
+        )
+        laws.append(np.exp(-score(params, every, rng.stream(0, rng.EVAL), state).nll))
+    np.testing.assert_allclose(np.sum(laws, axis=1), 1, rtol=1e-5)
+    assert np.abs(laws[0] - laws[1]).max() > 1e-3 and np.std(laws[0]) > 1e-3
 
 
 @pytest.mark.parametrize(
