@@ -37,8 +37,11 @@ class Progress:
         self.done, self.timed, self.seconds = self.done + 1, self.timed + 1, self.seconds + seconds
 
     def __str__(self) -> str:
-        left = (self.total - self.done) * self.seconds / max(self.timed, 1)
-        return f"{self.done} of {self.total} trainings done, {accounting.duration(left)} left"
+        done = f"{self.done} of {self.total} trainings done"
+        if not self.timed:
+            return done
+        left = (self.total - self.done) * self.seconds / self.timed
+        return f"{done}, {accounting.duration(left)} left"
 
 
 def is_study(config) -> bool:

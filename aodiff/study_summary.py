@@ -98,6 +98,12 @@ def difference(table: Table, arm: str, first: str) -> dict[str, float]:
     return {"mean": mean, "error": error, "row_error": mean_and_error(rows)[1]}
 
 
+def natural_order(config, units) -> np.ndarray:
+    """The natural positions (L,) of `units` of a run, which its hidden permutation numbered."""
+    info = data.describe(config.data)
+    return np.argsort(info.natural(np.arange(info.seq_len)))[np.asarray(units)]
+
+
 def stability(config, workdir: pathlib.Path) -> tuple[float, int]:
     """Mean |Kendall tau| between the learned orders, in natural positions, of runs whose seeds
     differ, and the number of pairs."""
@@ -105,9 +111,7 @@ def stability(config, workdir: pathlib.Path) -> tuple[float, int]:
     for name, c in study.members(config).items():
         path = workdir / name / "order.json"
         if path.exists():
-            info = data.describe(c.data)
-            natural = np.argsort(info.natural(np.arange(info.seq_len)))
-            orders.append((c.seed, natural[json.loads(path.read_text())]))
+            orders.append((c.seed, natural_order(c, json.loads(path.read_text()))))
     taus = [
         abs(kendall_tau(a, b)) for (s, a), (t, b) in itertools.combinations(orders, 2) if s != t
     ]
