@@ -33,6 +33,7 @@ setup(
         "scikit-learn",
         "scipy>=1.17",  # eigsh takes the generator of its restarts
         "tensorflow-datasets>=4.9.10",
+        "threadpoolctl",
     ],
     extras_require={
         "tpu": ["jax[tpu]"],
