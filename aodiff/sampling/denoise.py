@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from aodiff.core import categorical
 from aodiff.sampling.samples import Samples
+from aodiff.sampling.schedule import reveal_table
 
 Denoise = Callable[[jax.Array], jax.Array]  # tokens (B, n) -> logits (B, n, V) float32
 
@@ -31,6 +32,8 @@ def _entropy(logp: jax.Array, proposal: jax.Array) -> jax.Array:
 
 
 # Each scores log probabilities (B, n, V) and proposed tokens (B, n): higher is revealed earlier.
+# "confidence" looks at the token that was drawn, so that likely tokens come first: unless tokens
+# are greedy, its samples do not follow the model even where all conditionals are exact.
 SCORES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "confidence": _probability,
     "max_prob": lambda logp, proposal: jnp.max(logp, axis=2),
@@ -117,6 +120,7 @@ def decode(
     batch, n = tokens.shape
     blocks = n // decoder.block
     per_block = decoder.steps // blocks
+    table = jnp.asarray(reveal_table(decoder.block, per_block, "cosine"))
     rank = None if order is None else jnp.argsort(order, axis=1)
     block_of = jnp.arange(n) // decoder.block
     position = jnp.arange(n)
@@ -125,13 +129,14 @@ def decode(
         return jnp.any(carry[0] == mask_id)
 
     def step(carry):
-        shown, when, logps, calls, used, at = carry
+        shown, when, logps, calls, used, at, size = carry
         masked = shown == mask_id
         active = jnp.any(masked, axis=1)
         # The first block with a mask; its own count of steps starts when it does.
         now = jnp.min(jnp.where(masked, block_of[None], blocks), axis=1)
-        used = jnp.where(now == at, used, 0)
         eligible = masked & (block_of[None] == now[:, None])
+        left = jnp.sum(eligible, axis=1)
+        used, size = jnp.where(now == at, used, 0), jnp.where(now == at, size, left)
         logits = denoise(shown)
         logp = jax.nn.log_softmax(logits.astype(jnp.float32), axis=2)
         step_keys = jax.vmap(jax.random.fold_in)(keys, calls)
@@ -149,7 +154,11 @@ def decode(
         by_score = jnp.argsort(-score, axis=1, stable=True)
         place = jnp.argsort(by_score, axis=1)
         passes = jnp.take_along_axis(jnp.where(eligible, jnp.exp(chance), -1.0), by_score, axis=1)
-        count = _count(decoder, jnp.sum(eligible, axis=1), used, per_block, passes)
+        if decoder.schedule == "cosine":
+            count = table[size, used + 1] - table[size, used]
+        else:
+            count = _count(decoder, left, per_block - used, passes)
+        count = jnp.clip(count, jnp.minimum(left, 1), left)
         reveal = eligible & (place < count[:, None])
         return (
             jnp.where(reveal, proposal, shown),
@@ -158,30 +167,25 @@ def decode(
             calls + active,
             used + 1,
             now,
+            size,
         )
 
     shown = jnp.where(given, tokens, mask_id).astype(jnp.int32)
     none = jnp.zeros(batch, jnp.int32)
-    start = (shown, jnp.full((batch, n), -1), jnp.zeros((batch, n)), none, none, none - 1)
-    shown, when, logps, calls, _, _ = jax.lax.while_loop(unfinished, step, start)
+    start = (shown, jnp.full((batch, n), -1), jnp.zeros((batch, n)), none, none, none - 1, none)
+    shown, when, logps, calls, *_ = jax.lax.while_loop(unfinished, step, start)
     return Samples(shown, jnp.full(batch, n, jnp.int32), when, logps, calls)
 
 
-def _count(decoder, left, used, per_block, passes) -> jax.Array:
-    """Positions to reveal (B,) of `left` in the block; `passes` (B, n) probabilities by rank."""
+def _count(decoder: Decoder, left: jax.Array, steps: jax.Array, passes: jax.Array) -> jax.Array:
+    """Positions to reveal (B,) of `left` in the block, in which `steps` calls remain.
+
+    passes: (B, n) probabilities by rank, -1 where a position is not eligible.
+    """
     name, number = decoder.bar
     if name == "threshold":
-        count = jnp.sum(passes >= number, axis=1)
-    elif name == "factor":
+        return jnp.sum(passes >= number, axis=1)
+    if name == "factor":
         bar = 1 - number / (jnp.arange(1, passes.shape[1] + 1) + 1.0)
-        count = jnp.sum(jnp.cumprod(passes >= bar[None], axis=1), axis=1)
-    elif name == "linear":
-        steps = jnp.maximum(per_block - used, 1)
-        count = -(-left // steps)
-    else:
-        # The share of a block still masked after step i of T is cos(pi / 2 (i / T)).
-        after = jnp.cos(jnp.pi / 2 * (used + 1) / per_block)
-        before = jnp.cos(jnp.pi / 2 * used / per_block)
-        keep = jnp.floor(left * jnp.maximum(after, 0.0) / jnp.maximum(before, 1e-6) + 1e-4)
-        count = left - keep.astype(jnp.int32)
-    return jnp.clip(count, jnp.minimum(left, 1), left)
+        return jnp.sum(jnp.cumprod(passes >= bar[None], axis=1), axis=1)
+    return -(-left // jnp.maximum(steps, 1))

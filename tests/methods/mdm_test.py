@@ -1,0 +1,137 @@
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aodiff import rng
+from aodiff.config import ConfigError, base
+from aodiff.core.schedules import make_schedule
+from aodiff.data import DataInfo
+from aodiff.methods import build
+from aodiff.methods.mdm import MDMMethod, board_groups
+from tests.toy_denoiser import BOUND, ENTROPY, IN_ORDER, ROWS, N, ToyDenoiser, joint
+
+
+def method(strength, noise="count", schedule="linear"):
+    return MDMMethod(ToyDenoiser(strength), noise, make_schedule(schedule), 1e-3, tuple(range(N)))
+
+
+def batch_of(rows):
+    rows = jnp.asarray(rows, jnp.int32)
+    return {
+        "tokens": rows,
+        "loss_mask": jnp.ones(rows.shape, bool),
+        "example_id": jnp.arange(len(rows)),
+    }
+
+
+def subsets():
+    """(7, 3) bool, every non-empty set of hidden positions."""
+    return np.array([s for s in itertools.product((False, True), repeat=N) if any(s)])
+
+
+@pytest.mark.parametrize("strength", BOUND)
+def test_loss_is_the_bound_by_enumeration(strength):
+    """Sum over rows, counts and subsets of that size: mdm.md 2.2a."""
+    rows = np.repeat(ROWS, 7, axis=0)
+    hidden = np.tile(subsets(), (27, 1))
+    size = hidden.sum(1)
+    chance = np.repeat(joint(), 7) / N / np.array([math.comb(N, k) for k in size])
+    batch = batch_of(rows) | {"hidden": jnp.asarray(hidden), "weight": chance * N / size}
+    out = method(strength).loss_fn({}, batch)
+    assert abs(float(out.loss.total) - BOUND[strength]) < 1e-5
+    assert float(out.loss.count) == rows.size
+
+
+@pytest.mark.parametrize(
+    "noise, schedule", [("count", "linear"), ("time", "linear"), ("time", "cosine")]
+)
+def test_drawn_losses_have_the_bound_as_their_mean(noise, schedule):
+    m = method(1.0, noise, schedule)
+    rows = np.random.default_rng(0).choice(27, 4096, p=joint())
+    batch, losses = batch_of(ROWS[rows]), []
+    loss = jax.jit(lambda key: m.loss_fn({}, m.draw(key, batch, jnp.int32(0), {})).loss)
+    for i in range(40):
+        out = loss(rng.stream(i, rng.TRAIN))
+        losses.append(float(out.total / out.count) * N)
+    exact = method(1.0).bound(3).fn({}, batch, rng.stream(0, rng.EVAL), {})
+    error = np.std(losses) / np.sqrt(40) + float(jnp.std(exact.nll)) / 64
+    # Times below min_time are never drawn: at most a thousandth of the bound is lost.
+    assert abs(np.mean(losses) - float(exact.nll.mean())) < 4 * error + 4e-3
+
+
+@pytest.mark.parametrize("strength", BOUND)
+def test_evaluated_bound_is_unbiased(strength):
+    batch = batch_of(np.repeat(ROWS, 300, axis=0))
+    scores = method(strength).bound(3).fn({}, batch, rng.stream(0, rng.EVAL), {})
+    nll = np.asarray(scores.nll).reshape(27, 300)
+    found, error = joint() @ nll.mean(1), np.sqrt((joint() ** 2 @ nll.var(1)) / 300)
+    assert abs(found - BOUND[strength]) < 4 * error + 1e-5
+    curve = scores.curves["by_step"]
+    assert np.all(curve.count > 0) and curve.total.shape == (N,)
+
+
+@pytest.mark.parametrize("spec", IN_ORDER)
+def test_orders_have_their_exact_likelihood(spec):
+    batch = batch_of(ROWS)
+    for strength, expected in ((0.0, ENTROPY), (1.0, IN_ORDER[spec])):
+        scores = method(strength).in_order(spec).fn({}, batch, rng.stream(0, rng.EVAL), {})
+        assert abs(float(joint() @ np.asarray(scores.nll)) - expected) < 1e-5
+
+
+def test_a_random_order_gives_the_bound():
+    """mdm.md 2.2b: the bound is the mean over orders."""
+    batch = batch_of(np.repeat(ROWS, 400, axis=0))
+    scores = method(1.0).in_order("uniform").fn({}, batch, rng.stream(1, rng.EVAL), {})
+    nll = np.asarray(scores.nll).reshape(27, 400)
+    error = np.sqrt((joint() ** 2 @ nll.var(1)) / 400)
+    assert abs(joint() @ nll.mean(1) - BOUND[1.0]) < 4 * error
+
+
+def test_missing_cells_stay_masked_and_unscored():
+    m, batch = method(1.0), batch_of(ROWS)
+    known = jnp.asarray(np.arange(81).reshape(27, 3) % 3 != 1)
+    other = jnp.where(known, batch["tokens"], 2 - batch["tokens"])
+    results = []
+    for tokens in (batch["tokens"], other):
+        b = batch | {"tokens": tokens, "loss_mask": known}
+        drawn = m.draw(rng.stream(0, rng.TRAIN), b, jnp.int32(0), {})
+        assert not np.any(drawn["hidden"] & ~known)
+        scores = m.bound(2).fn({}, b, rng.stream(0, rng.EVAL), {})
+        results.append((float(m.loss_fn({}, drawn).loss.total), np.asarray(scores.nll)))
+    assert results[0][0] == results[1][0] and np.array_equal(results[0][1], results[1][1])
+
+
+def test_board_groups_follow_the_hidden_permutation():
+    info = DataInfo("board", 16, 4, "cell", grid=(4, 4))
+    rows, columns, boxes = board_groups(info)
+    assert rows[:5] == (0, 0, 0, 0, 1) and columns[:5] == (0, 1, 2, 3, 0)
+    assert boxes == (0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3)
+    hidden = DataInfo("board", 16, 4, "cell", grid=(4, 4), permutation=tuple(range(15, -1, -1)))
+    assert board_groups(hidden)[0] == rows[::-1]
+    with pytest.raises(ConfigError, match="grid"):
+        board_groups(DataInfo("text", 16, 4, "byte"))
+
+
+@pytest.mark.parametrize(
+    "key, value, words",
+    [
+        ("method.noise", "gauss", "count, time"),
+        ("method.schedule", "quadratic", "linear, cosine"),
+        ("method.min_time", 0.0, "min_time"),
+        ("sample.block", 3, "divisor"),
+        ("sample.steps", 99, "multiple"),
+        ("sample.schedule", "fast", "threshold"),
+        ("model.position", "sine", "rope"),
+        ("eval.orders", ("sideways",), "sideways"),
+    ],
+)
+def test_bad_values_are_one_sentence(key, value, words):
+    config = base("mdm")
+    config.data.seq_len = 8
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(ConfigError, match=words):
+        build(config, DataInfo("text", 8, 5, "byte"))
