@@ -191,11 +191,8 @@ def train(
     def eval_due(step: int) -> bool:
         return step == num_steps or bool(config.eval.every) and step % config.eval.every == 0
 
-    if (
-        start
-        and eval_due(start)
-        and not all(writers.evaluated(start, record(c, start)) for c in scored)
-    ):
+    done = all(writers.evaluated(start, record(c, start)) for c in scored)
+    if start and eval_due(start) and not done:
         evaluate_at(start)
 
     # --- Compile.
@@ -239,9 +236,10 @@ def train(
         # --- Measure.
         if config.eval.measures and not evals.measured(config, workdir, num_steps):
             with goodput.measure("eval"):
-                params = _eval_params(config, now), now.extra
-                rest = splits, num_steps, workdir, record(config, num_steps)
-                writers.write(num_steps, evals.measure(setup, *params, *rest))
+                at = dataclasses.replace(setup, config=scored[-1])
+                model, path = (_eval_params(config, now), now.extra), record(scored[-1], num_steps)
+                found = evals.measure(at, *model, splits, num_steps, workdir, path)
+                writers.write(num_steps, found)
 
         # --- Close.
         with goodput.measure("save"):
@@ -250,9 +248,9 @@ def train(
             goodput.write()
             figures.loss_curve(workdir)
             if config.method.name == "ordergpt":
-                write_order(
-                    workdir, jax.device_get(now.extra), config.method.reciprocal, setup.info
-                )
+                row = splits[config.eval.split].read(np.zeros(1, np.int64))["tokens"][0]
+                extra = jax.device_get(now.extra)
+                write_order(workdir, extra, config.method.reciprocal, setup.info, row)
     return now
 
 
@@ -384,7 +382,6 @@ def _evaluate(
     path: pathlib.Path,
     writers: Writers,
 ) -> None:
-    c = setup.config
     model = _eval_params(c, now), now.extra
     results = evaluate(scorers, *model, source, setup.info, c, setup.mesh, step=step, path=path)
     scalars = {}

@@ -77,7 +77,7 @@ def measure(
     """Takes the measures of `config.eval.measures` and writes `workdir/measures.json`.
 
     Args:
-      setup: the `Setup` of the run.
+      setup: the `Setup` of the run; `config.eval.split` is what samples are compared with.
       params, extra: the model at `step`.
       splits: sources by split.
       record: the evaluation of this model.
@@ -105,8 +105,8 @@ def measure(
         words = ", ".join(f"{key} {value:.4g}" for key, value in found[name].items())
         logging.info("%s: %s", name, words)
     if jax.process_index() == 0:
-        text = json.dumps({"step": step, "measures": found}, indent=1)
-        replace_text(workdir / "measures.json", text)
+        found_on = {"step": step, "split": setup.config.eval.split, "measures": found}
+        replace_text(workdir / "measures.json", json.dumps(found_on, indent=1))
     return {
         f"measure/{name}/{key}": value
         for name, numbers in found.items()

@@ -4,6 +4,8 @@ Rows are (rows, columns) float64 with NaN where a cell is missing; `categorical`
 says which columns hold category numbers. Source: ordergpt.md section 17, tabular.
 """
 
+from typing import Any
+
 import numpy as np
 
 FOLDS = 5
@@ -58,7 +60,7 @@ def efficacy(train: np.ndarray, test: np.ndarray, categorical: np.ndarray, label
     return float(score(test[:, label], guess))
 
 
-def boosting(rows: np.ndarray, categorical: np.ndarray, classes: bool):
+def boosting(rows: np.ndarray, categorical: np.ndarray, classes: bool) -> Any:
     """An untrained gradient boosting model of scikit-learn for these columns."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
@@ -72,7 +74,7 @@ def boosting(rows: np.ndarray, categorical: np.ndarray, classes: bool):
     )
 
 
-def encoder(categorical: np.ndarray):
+def encoder(categorical: np.ndarray) -> Any:
     """Standardised numbers (missing: the mean) and one-hot categories, as a transformer."""
     from sklearn.compose import make_column_transformer
     from sklearn.impute import SimpleImputer

@@ -68,9 +68,12 @@ def given_joints(there: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def joint_error(guess: np.ndarray, real: np.ndarray, asked: np.ndarray) -> float:
-    """Mean distance of joints (rows, J, dims) over those `asked` (rows, J) for."""
+    """Mean distance of joints (rows, J, dims) over those `asked` (rows, J) for.
+
+    Joints written as not seen, which some codecs can say, have no distance and are left out.
+    """
     distance = np.linalg.norm(guess - real, axis=-1)
-    return float(distance[asked].mean())
+    return float(np.nanmean(distance[asked]))
 
 
 def bones_of(info: DataInfo, units: int) -> list[tuple[int, int]]:

@@ -184,6 +184,12 @@ def test_joints_that_are_not_there_are_neither_given_nor_counted():
     assert np.isfinite(found["bone_length_error"])
 
 
+def test_a_joint_written_as_not_seen_has_no_distance():
+    real = np.zeros((1, 3, 2))
+    guess = np.array([[[3.0, 4], [np.nan, np.nan], [100, 0]]])
+    assert pose.joint_error(guess, real, np.array([[True, True, False]])) == 5
+
+
 def test_given_joints_depend_on_the_row_alone():
     there = np.ones((7, 8), bool)
     many, few = pose.given_joints(there, 0.5, 3), pose.given_joints(there[:2], 0.5, 3)
