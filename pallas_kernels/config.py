@@ -85,10 +85,13 @@ def default_config(
     wide = generation in ("v6e", "tpu7x")
     bq = min(max(1024 // streams // TILE, 1) * TILE, round_up(rows, TILE))
     bk = min(512, round_up(keys, TILE))
+    most = (1024 if generation == "v4" else 2048) // streams
+    if wide and streams <= 2 and rows <= 2048:
+        most = 2048  # no loop: 18 % fewer cycles, though twice the time to compile
     config = AttentionConfig(
         bq=bq,
         bk=bk,
-        step=_step(rows, (1024 if generation == "v4" else 2048) // streams),
+        step=causal_step(rows, most),
         rc=256,
         ahead=3 if wide else 0,
         unroll=2 if wide else 1,
@@ -103,7 +106,7 @@ def default_config(
     return dataclasses.replace(config, **changes)
 
 
-def _step(rows: int, most: int) -> int:
+def causal_step(rows: int, most: int) -> int:
     """The step of at most `most` that pads `rows` least, at the price of about 64 rows a step.
 
     Multiples of 256 or 384, so that large blocks of keys divide it, or all rows at once.

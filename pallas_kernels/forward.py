@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import lowering
 from pallas_kernels.blocks import pad, padded_vectors, round_up, tile_lists
-from pallas_kernels.config import AttentionConfig
+from pallas_kernels.config import AttentionConfig, causal_step
 from pallas_kernels.forward_kernels import causal_kernel, interval_kernel, spot
 from pallas_kernels.forward_tiles import LN2, Plan
 from pallas_kernels.lowering import LANES
@@ -121,10 +121,13 @@ def _plan(
     )
     plans = []
     if mask.kind == "causal":
-        rows = size(config.step) * config.step
+        step = config.step
+        if plan.exact:  # a long step of exact products takes a minute to compile
+            step = causal_step(step, 2048 // plan.streams)
+        rows = size(step) * step
         # The keys before a block on the diagonal are a multiple of its rows.
-        fits = [n for n in range(LANES, config.bk + 1, LANES) if config.step % n == 0]
-        changes = dict(bq=config.step, bk=max(fits), query_blocks=size(config.step), window=rows)
+        fits = [n for n in range(LANES, config.bk + 1, LANES) if step % n == 0]
+        changes = dict(bq=step, bk=max(fits), query_blocks=size(step), window=rows)
         plans = [dataclasses.replace(plan, strict=mask.strict, **changes)]
     for windows in range(1, keys // config.bk + 1):
         window = round_up(-(-keys // windows), config.bk)

@@ -35,7 +35,8 @@ def causal_kernel(*refs: Any, plan: Plan) -> None:
         count = block * (plan.bq // plan.bk)
         before = lambda j: [Tile(*c, _aligned(j * plan.bk), plan.bk) for c in plan.chunks]
         _sweep(0, count >> plan.unroll - 1, before, refs, plan)
-        _last_odd(count, before, refs, plan)
+        if plan.bq // plan.bk % 2:
+            _last_odd(count, before, refs, plan)
     finish(refs, plan)
 
 
@@ -70,13 +71,13 @@ def interval_kernel(*refs: Any, plan: Plan) -> None:
             for c in plan.chunks
         ]
 
-    def continue_at(done):
+    def continue_at(done, then=lambda: None):
         loops = count - done >> plan.unroll - 1
         middle = jnp.maximum(masked - done, 0) + plan.unroll - 1 >> plan.unroll - 1
         middle = jnp.minimum(middle, loops)
         _sweep(0, middle, lambda t: tiles(t + done), refs, plan)
         _sweep(middle, loops, lambda t: tiles(t + done, mask=False), refs, plan)
-        _last_odd(count - done, lambda t: tiles(t + done), refs, plan)
+        _last_odd(count - done, lambda t: tiles(t + done), refs, plan, then)
 
     any_key = counts[2 * spot(plan, batch, block, start) + 1] > 0
     if not fetched:
@@ -84,8 +85,7 @@ def interval_kernel(*refs: Any, plan: Plan) -> None:
         @pl.when(any_key)
         def _():
             run(tiles(0, first=True), refs, plan)
-            continue_at(1)
-            finish(refs, plan)
+            continue_at(1, then=lambda: finish(refs, plan))
 
         pl.when(jnp.logical_not(any_key))(lambda: write_dead(refs))
         return
@@ -113,9 +113,26 @@ def _sweep(start: Any, stop: Any, tiles: Callable[[Any], list[Tile]], refs: Refs
     lax.fori_loop(start, stop, step, None)
 
 
-def _last_odd(count: Any, tiles: Callable[[Any], list[Tile]], refs: Refs, plan: Plan) -> None:
-    if plan.unroll == 2:
-        pl.when(count & 1 == 1)(lambda: run(tiles(count - 1), refs, plan))
+def _last_odd(
+    count: Any,
+    tiles: Callable[[Any], list[Tile]],
+    refs: Refs,
+    plan: Plan,
+    then: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs the key block that a sweep in units of two leaves, and `then` in the same line of code,
+    where it fills gaps between products."""
+    if plan.unroll == 1:
+        then()
+        return
+    odd = count & 1 == 1
+
+    @pl.when(odd)
+    def _():
+        run(tiles(count - 1), refs, plan)
+        then()
+
+    pl.when(jnp.logical_not(odd))(then)
 
 
 def _aligned(start: Any) -> Any:

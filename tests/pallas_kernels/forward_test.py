@@ -10,7 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import masks
 from pallas_kernels.config import default_config
-from pallas_kernels.forward import forward
+from pallas_kernels.forward import _plan, forward
 from pallas_kernels.masks import NEVER_SEEN, IntervalMask
 from pallas_kernels.reference import DEAD, attention_reference
 
@@ -143,3 +143,12 @@ def test_vmem_too_small_for_a_step():
     with pytest.raises(ValueError, match="128 rows and 128 keys a step needs .* of VMEM"):
         small = config(vmem=1 << 18)
         jax.eval_shape(lambda *x: forward(*x, MASKS["causal"], scale=1.0, config=small), q, k, v)
+
+
+@pytest.mark.parametrize("dtype, rows", [(jnp.bfloat16, 2048), (jnp.float32, 1024)])
+def test_rows_of_a_causal_step(dtype, rows):
+    """All rows at once have no loop, but exact products of so many take a minute to compile."""
+    q, k = (jax.ShapeDtypeStruct((1, 1, *n, 2048, 128), dtype) for n in ((2,), ()))
+    wide = default_config(2, 2048, 2048, generation="tpu7x")
+    plan = _plan(q, k, masks.causal_streams(2048), 1.0, wide)
+    assert (plan.strict, plan.bq, plan.query_blocks) == ((False, True), rows, 2048 // rows)
