@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import math
 import pathlib
 import time
 from typing import Any
@@ -33,18 +32,14 @@ from aodiff import (
 from aodiff import config as config_lib
 from aodiff.config import ConfigError
 from aodiff.data.pipeline import train_batches
-from aodiff.evaluate import Scorers, evaluate, make_scorers, open_splits, record_path
+from aodiff.evaluate import Scorers, evaluate, make_scorers, open_splits, record_path, reported_step
 from aodiff.figures_ordergpt import write_order
 from aodiff.methods.base import Method
-from aodiff.metrics import Mean, Sum, Window
 from aodiff.profiling import Profiler
+from aodiff.recorder import Recorder, TrainingError
 from aodiff.state import TrainState
 from aodiff.writers import Writers, replace_text
 from pallas_kernels import PLATFORMS
-
-
-class TrainingError(Exception):
-    """Training cannot go on: one sentence with the step, the reason and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +92,13 @@ def check_platform(impl: str, platform: str) -> None:
 
 
 def restore(setup: Setup, workdir: pathlib.Path, params: str) -> tuple[int, str, Any, Any]:
-    """Reads the newest checkpoint in `workdir`.
+    """Reads the newest checkpoint in `workdir`, or that of the step the run is judged by.
 
     Returns (step, name of the data it was trained on, parameters "ema" or "raw", extra).
     """
     found, step = checkpoint.existing(workdir, "--workdir")
+    if setup.config.eval.report_split is not None:
+        step = reported_step(workdir, setup.config)
     stored = found.meta(step)
     checkpoint.check_same_run(
         stored, setup.config, stored["fingerprint"], workdir, checkpoint.MODEL_IDENTITY
@@ -157,7 +154,9 @@ def train(
     )
 
     # --- Restore or init.
+    choose = config.eval.report_split is not None  # of all evaluated steps, so all are kept
     keep = config.checkpoint.keep_last, config.checkpoint.keep_every
+    keep = (keep[0], config.eval.every) if choose and config.eval.every else keep
     checkpoints = checkpoint.Checkpoints(workdir, *keep)
     with goodput.measure("restore"):
         now, stored = checkpoint.start_up(
@@ -222,7 +221,7 @@ def train(
                     if method.refresh_every and step % method.refresh_every == 0:
                         now = _refresh(setup, now, batch, step, writers)
             stop = distributed.preempted()
-            if stop or step % every == 0 or step == num_steps:
+            if stop or step % every == 0 or step == num_steps or (choose and eval_due(step)):
                 recorder.drain()
                 with goodput.measure("save"):
                     checkpoints.save(step, now, meta | {"window": recorder.window.state})
@@ -234,12 +233,18 @@ def train(
                 evaluate_at(step)
 
         # --- Measure.
-        if config.eval.measures and not evals.measured(config, workdir, num_steps):
+        distributed.barrier(f"evaluations of {workdir}")  # process 0 writes the records
+        judged = reported_step(workdir, config)
+        if config.eval.measures and not evals.measured(config, workdir, judged):
+            checkpoints.wait()
             with goodput.measure("eval"):
                 at = dataclasses.replace(setup, config=scored[-1])
-                model, path = (_eval_params(config, now), now.extra), record(scored[-1], num_steps)
-                found = evals.measure(at, *model, splits, num_steps, workdir, path)
-                writers.write(num_steps, found)
+                chosen = now if judged == num_steps else checkpoints.state(judged, setup.abstract)
+                model, path = (
+                    (_eval_params(config, chosen), chosen.extra),
+                    record(at.config, judged),
+                )
+                writers.write(num_steps, evals.measure(at, *model, splits, judged, workdir, path))
 
         # --- Close.
         with goodput.measure("save"):
@@ -252,64 +257,6 @@ def train(
                 extra = jax.device_get(now.extra)
                 write_order(workdir, extra, config.method.reciprocal, setup.info, row)
     return now
-
-
-class Recorder:
-    """Takes the metrics of every step, reads them one step late, and writes a line now and then."""
-
-    def __init__(self, setup: Setup, writers: Writers, goodput, checkpoints, window: dict | None):
-        c = setup.config
-        tokens = c.train.global_batch * setup.info.seq_len
-        self.window = Window(window)
-        self._config, self._writers, self._goodput = c, writers, goodput
-        self._checkpoints = checkpoints
-        self._timer = accounting.StepTimer(goodput, tokens, setup.method.flops_per_token())
-        self._pending: tuple[int, dict[str, Mean | Sum]] | None = None
-        self._nonfinite = 0
-
-    def push(self, step: int, metrics: dict[str, Mean | Sum]) -> None:
-        """Takes the metrics of the step just dispatched and reads those of the step before."""
-        previous, self._pending = self._pending, (step, metrics)
-        if previous is not None:
-            self._read(*previous)
-
-    def drain(self) -> None:
-        """Waits for the step in flight and reads its metrics."""
-        previous, self._pending = self._pending, None
-        if previous is not None:
-            with self._goodput.measure("step"):
-                self._read(*previous)
-
-    def _read(self, step: int, metrics: dict[str, Mean | Sum]) -> None:
-        metrics = jax.device_get(metrics)
-        self.window.add(metrics)
-        self._nonfinite = self._nonfinite + 1 if metrics["nonfinite"].total else 0
-        if self._nonfinite >= self._config.optim.max_nonfinite:
-            raise TrainingError(
-                f"loss or gradient is not finite at step {step} (loss "
-                f"{float(metrics['loss'].total)}, {self._nonfinite} steps in a row); "
-                f"the last checkpoint is step {self._checkpoints.latest()} in "
-                f"{self._checkpoints.path}; lower optim.lr or look at the data, then start again "
-                "from it"
-            )
-        if step % self._config.log.every == 0 or step == self._config.train.num_steps:
-            self._write(step)
-
-    def _write(self, step: int) -> None:
-        self._goodput.advance(step)
-        scalars = {f"train/{k}": v for k, v in self.window.pop().items()}
-        scalars["train/nll_bits_per_token"] = scalars["train/loss"] / math.log(2)
-        scalars |= self._timer.read(step)
-        self._writers.write(step, scalars)
-        left = (self._config.train.num_steps - step) * scalars["perf/step_seconds"]
-        self._writers.text(
-            step,
-            f"step {step}/{self._config.train.num_steps}  loss {scalars['train/loss']:.4f} "
-            f"nats/token  {scalars['perf/tokens_per_second']:,.0f} tokens/s  "
-            f"{accounting.duration(left)} left",
-        )
-        if jax.process_index() == 0:
-            self._goodput.write()
 
 
 def _claim(workdir: pathlib.Path, config, meta: dict) -> None:
