@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from aodiff import data, figures_study, study
+from aodiff import data, figures_ordergpt, figures_study, study
 from aodiff.core.orders import kendall_tau
 from aodiff.summary import chosen_record, how, run_dirs
 from aodiff.writers import replace_text
@@ -104,14 +104,18 @@ def natural_order(config, units) -> np.ndarray:
     return np.argsort(info.natural(np.arange(info.seq_len)))[np.asarray(units)]
 
 
-def stability(config, workdir: pathlib.Path) -> tuple[float, int]:
-    """Mean |Kendall tau| between the learned orders, in natural positions, of runs whose seeds
-    differ, and the number of pairs."""
+def learned_orders(config, workdir: pathlib.Path) -> list[tuple[int, np.ndarray]]:
+    """The seed and the learned order, in natural positions (L,), of every run that has one."""
     orders = []
     for name, c in study.members(config).items():
         path = workdir / name / "order.json"
         if path.exists():
             orders.append((c.seed, natural_order(c, json.loads(path.read_text()))))
+    return orders
+
+
+def stability(orders: list[tuple[int, np.ndarray]]) -> tuple[float, int]:
+    """Mean |Kendall tau| between `learned_orders` whose seeds differ, and the number of pairs."""
     taus = [
         abs(kendall_tau(a, b)) for (s, a), (t, b) in itertools.combinations(orders, 2) if s != t
     ]
@@ -172,7 +176,8 @@ def study_summary(config, workdir: pathlib.Path, commands: list[str]) -> str:
     }
     differences = {arm: difference(table, arm, first) for arm in others}
     judged = judge(config, table)
-    tau, pairs = stability(config, workdir)
+    orders = learned_orders(config, workdir)
+    tau, pairs = stability(orders)
     split = config.eval.report_split or config.eval.split
     lines = [
         f"{len(table)} runs of {config.data.name}, {split} split{how(config)}",
@@ -214,8 +219,13 @@ def study_summary(config, workdir: pathlib.Path, commands: list[str]) -> str:
     }
     replace_text(workdir / "study.json", json.dumps(record, indent=1))
     own = {arm: [run[arm].own for run in table.values()] for arm in arms}
-    figures_study.study(workdir / "study.png", own, config.data.name)
-    lines += ["", f"figures: {workdir / 'study.png'}, and those of each run"]
+    drawn = [workdir / "study.png"]
+    figures_study.study(drawn[0], own, config.data.name)
+    if len(orders) > 1:
+        drawn.append(workdir / "stability.png")
+        info = data.describe(config.data)
+        figures_ordergpt.stability(drawn[1], np.stack([order for _, order in orders]), info)
+    lines += ["", f"figures: {', '.join(map(str, drawn))}, and those of each run"]
     lines += [f"{command} --workdir={workdir / next(iter(table))}" for command in commands]
     return "\n".join(["", *lines])
 
