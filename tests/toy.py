@@ -110,7 +110,7 @@ class Toy:
 
 def register() -> None:
     """Adds the toy to the table of methods, under the name "toy"."""
-    config_lib.METHOD_DEFAULTS["toy"] = {}
+    config_lib.METHOD_DEFAULTS["toy"] = config_lib.MODEL_DEFAULTS["toy"] = {}
     methods.METHODS["toy"] = Toy
 
 

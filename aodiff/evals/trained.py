@@ -55,7 +55,8 @@ class Trained:
           Samples in natural order.
         """
         c = ml_collections.ConfigDict(self.config).copy_and_resolve_references().unlock()
-        c.sample.update(order="own", steps=0, temperature=1.0, top_p=1.0, batch=c.eval.batch)
+        exact = dict(order="own", steps=0, schedule="linear", block=0, temperature=1.0, top_p=1.0)
+        c.sample.update(exact, batch=c.eval.batch)
         return draw_rows(
             self.method, self.params, self.extra, self.info, c, self.mesh, tokens, given
         )
