@@ -11,10 +11,9 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from aodiff import figures, rng
+from aodiff import data, figures, rng
 from aodiff.config import ConfigError
 from aodiff.data import DataInfo, Source, Stats
-from aodiff.data import open_splits as open_data
 from aodiff.data.pipeline import eval_batches
 from aodiff.methods.base import Method
 from aodiff.partitioning import batch_sharding
@@ -25,7 +24,7 @@ Scorers = dict[str, tuple[str, Callable]]  # name -> (estimator, compiled on its
 
 def open_splits(config) -> dict[str, Source]:
     """Opens the data; raises ConfigError if there is no split to evaluate on."""
-    splits = open_data(config.data)
+    splits = data.open_splits(config.data)
     for key in ("split", "report_split"):
         if config.eval[key] not in (*splits, None):
             raise ConfigError(
@@ -52,6 +51,24 @@ def record_path(workdir: pathlib.Path, config, step: int, trained_on: str) -> pa
     return workdir / "eval" / name
 
 
+def records(workdir: pathlib.Path, split: str) -> dict[int, dict]:
+    """The evaluation records of a split in `workdir/eval`, on the data of the run, by step."""
+    paths = (workdir / "eval").glob(f"{split}-[0-9]*.json")
+    return {int(path.stem.split("-")[-1]): json.loads(path.read_text()) for path in paths}
+
+
+def reported_step(workdir: pathlib.Path, config) -> int:
+    """The evaluated step by which a run is judged: the last.
+
+    With `eval.report_split` it is the one where own is lowest on `eval.split`, so that a run that
+    overfits is not held to its end; the reported split has no part in the choice.
+    """
+    found = records(workdir, config.eval.split)
+    if config.eval.report_split is None:
+        return max(found)
+    return min(found, key=lambda step: found[step]["results"]["own"]["nats_per_token"])
+
+
 def evaluate(
     scorers: Scorers,
     params,
@@ -63,10 +80,11 @@ def evaluate(
     *,
     step: int,
     path: pathlib.Path,
+    figure: bool = True,
 ) -> dict[str, dict]:
     """Scores `config.eval.split` with every scorer.
 
-    Writes `path`, from `record_path`, and a figure beside it (process 0), and returns the new
+    Writes `path`, from `record_path`, and a `figure` beside it (process 0), and returns the new
     "results": per evaluation name nats/token with standard error over rows, bits, perplexity,
     counts, estimator and parameter source. Totals are divided once, by the number of scored tokens.
     """
@@ -103,7 +121,8 @@ def evaluate(
         path.parent.mkdir(parents=True, exist_ok=True)
         record = _merged(path, record)
         replace_text(path, json.dumps(record, indent=1))
-        figures.nll_curves(path.with_suffix(".png"), record["results"])
+        if figure:
+            figures.nll_curves(path.with_suffix(".png"), record["results"])
     return results
 
 
