@@ -131,7 +131,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
     )
     c.sample = ml_collections.ConfigDict(
         dict(
-            num=8,
+            num=8,  # rows, or completions of each row of `given`
             batch=8,
             steps=0,  # network calls; 0: one per token
             schedule="linear",  # or "cosine"; masked diffusion: also "threshold(0.9)", "factor(1)"
