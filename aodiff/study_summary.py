@@ -141,7 +141,7 @@ def judge(config, table: Table) -> dict[str, tuple[bool, str]]:
         found[name] = (
             passed,
             (
-                f"{'passed' if passed else 'FAILED'}  {name} in [{low:g}, {high:g}] in {good} of "
+                f"{'passed' if passed else 'FAILED'} {name} in [{low:g}, {high:g}] in {good} of "
                 f"{len(numbers)} runs, {share:.0%} wanted: {' '.join(f'{x:.4g}' for x in numbers)}"
             ),
         )
@@ -198,7 +198,7 @@ def study_summary(config, workdir: pathlib.Path, commands: list[str]) -> str:
         )
     measures = _measures(table, arms)
     if measures:
-        lines += ["", f"{'at the last step':<34}" + "".join(f"{arm:>20}" for arm in arms)]
+        lines += ["", f"{'measure':<34}" + "".join(f"{arm:>20}" for arm in arms)]
         for key, row in measures.items():
             lines.append(f"{key:<34}" + "".join(f"{_pm(*row[arm]):>20}" for arm in arms))
     if pairs:

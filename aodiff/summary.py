@@ -1,12 +1,11 @@
 """The last thing a run prints: its numbers, its comparison runs, its files, the next commands."""
 
-import json
 import math
 import pathlib
 
 import numpy as np
 
-from aodiff.evaluate import format_result
+from aodiff.evaluate import format_result, records, reported_step
 
 
 def run_summary(config, workdir: pathlib.Path, commands: list[str]) -> str:
@@ -63,23 +62,9 @@ def _difference(record: dict, first: dict) -> str:
 
 
 def chosen_record(workdir: pathlib.Path, config) -> dict:
-    """The evaluation record by which a run is judged.
-
-    The one of the last step on `eval.split`; with `eval.report_split` the record of that split at
-    the step where own is lowest on `eval.split`, so that a run that overfits is not held to its
-    end. The reported split has no part in the choice.
-    """
-    records = _records(workdir, config.eval.split)
-    if config.eval.report_split is None:
-        return records[max(records)]
-    best = min(records, key=lambda step: records[step]["results"]["own"]["nats_per_token"])
-    return _records(workdir, config.eval.report_split)[best]
-
-
-def _records(workdir: pathlib.Path, split: str) -> dict[int, dict]:
-    """Every evaluation record of a split in `workdir/eval`, by step."""
-    paths = (workdir / "eval").glob(f"{split}-[0-9]*.json")
-    return {int(path.stem.split("-")[-1]): json.loads(path.read_text()) for path in paths}
+    """The evaluation record by which a run is judged, see `reported_step`."""
+    split = config.eval.report_split or config.eval.split
+    return records(workdir, split)[reported_step(workdir, config)]
 
 
 def _cell(result: dict | None) -> str:

@@ -330,7 +330,8 @@ def _evaluate(
     writers: Writers,
 ) -> None:
     model = _eval_params(c, now), now.extra
-    results = evaluate(scorers, *model, source, setup.info, c, setup.mesh, step=step, path=path)
+    at = dict(step=step, path=path, figure=step == c.train.num_steps)
+    results = evaluate(scorers, *model, source, setup.info, c, setup.mesh, **at)
     scalars = {}
     for name, result in results.items():
         numbers = {k: v for k, v in result.items() if isinstance(v, int | float)}
