@@ -42,7 +42,8 @@ def draw_rows(
 
     def draw(params, extra, ids, tokens, given) -> Samples:
         keys = rng.example_keys(rng.stream(config.seed, rng.SAMPLE), shard(ids, "batch"))
-        return sampler(params, extra, keys, shard(tokens, "batch", None), given)
+        tokens, given = (shard(x, "batch", None) for x in (tokens, given))
+        return sampler(params, extra, keys, tokens, given)
 
     fn = jax.jit(draw, out_shardings=NamedSharding(mesh, PartitionSpec()))
     parts = []
