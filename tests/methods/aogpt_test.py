@@ -45,6 +45,21 @@ def trained():
     return config, method, params, batch
 
 
+def test_orders_from_files_share_one_program(tmp_path):
+    """Runs that differ in the file alone compile once: the order is an argument, in `extra`."""
+    programs = set()
+    for order in ([5, 4, 3, 2, 1, 0], [0, 2, 4, 1, 3, 5]):
+        path = tmp_path / f"{order[0]}.json"
+        path.write_text(str(order))
+        method = build(tiny(f"file({path})"))
+        extra, batch = method.init_extra(), {"tokens": jnp.zeros((3, N), jnp.int32)}
+        args = rng.stream(0, rng.TRAIN, 1), batch, jnp.int32(1), extra
+        programs.add(jax.jit(method.draw).lower(*args).as_text())
+        assert np.asarray(method.draw(*args)["order"]).tolist() == [order] * 3
+    assert len(programs) == 1
+    assert build(tiny("fixed(1)")).init_extra() == {}
+
+
 def test_orders_depend_on_seed_step_and_row_only():
     method = build(tiny("uniform"))
     batch = {"tokens": jnp.zeros((16, N), jnp.int32)}
