@@ -33,10 +33,8 @@ def run(config, workdir: pathlib.Path) -> None:
     """Trains (with its comparison runs, or a whole study), evaluates or samples."""
     is_study = study.is_study(config)
     if _MODE.value == "train":
-        if is_study:
-            study.run_study(config, workdir)
-        else:
-            study.train_runs(config, workdir, profiling.parse_window(_PROFILE.value))
+        train_all = study.run_study if is_study else study.train_runs
+        train_all(config, workdir, profiling.parse_window(_PROFILE.value))
         if jax.process_index() == 0:
             again = shlex.join(["python", "-m", "aodiff.main", *sys.argv[1:]])
             commands = [f"{again} --mode=eval", f"{again} --mode=sample"]

@@ -106,7 +106,7 @@ def found_order(config, workdir: pathlib.Path, name: str, order: str) -> pathlib
     Process 0 writes `<name>_order.json` and, in seconds, what it cost to `order_seconds.json`.
     """
     if order == config_lib.LEARNED:
-        distributed.barrier(f"learned order of {workdir}")
+        distributed.barrier(f"order {name} of {workdir}")
         return workdir / "order.json"
     path = workdir / f"{name}_order.json"
     if jax.process_index() == 0 and not path.exists():
@@ -121,12 +121,16 @@ def found_order(config, workdir: pathlib.Path, name: str, order: str) -> pathlib
         known = json.loads(costs.read_text()) if costs.exists() else {}
         replace_text(costs, json.dumps(known | {name: round(seconds, 3)}))
         replace_text(path, json.dumps(units.tolist()))
-    distributed.barrier(f"order {order} of {workdir}")
+    distributed.barrier(f"order {name} of {workdir}")
     return path
 
 
-def run_study(config, workdir: pathlib.Path) -> None:
-    """Trains every run of a study; finished ones are skipped, an interrupted one goes on."""
+def run_study(config, workdir: pathlib.Path, profile: tuple[int, int] = (0, 0)) -> None:
+    """Trains every run of a study; finished ones are skipped, an interrupted one goes on.
+
+    Args:
+      profile: the steps to trace of every run, not of its comparison runs.
+    """
     runs = members(config)
     train.set_up(next(iter(runs.values())))  # a bad value is refused before the first run
     each = 1 + len(config.compare)
@@ -137,7 +141,7 @@ def run_study(config, workdir: pathlib.Path) -> None:
             progress.skip(each)
             continue
         logging.info("study: run %s; %s", name, progress)
-        train_runs(c, workdir / name, progress=progress)
+        train_runs(c, workdir / name, profile, progress)
         if jax.process_index() == 0:
             replace_text(path, json.dumps(wanted))
 

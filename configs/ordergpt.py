@@ -216,13 +216,39 @@ STUDY = {  # every run at its best step on the validation split, numbers of the 
     "study.seeds": (0, 1, 2),
     "study.permute_seeds": (1, 2),
     "eval.report_split": "test",
+    "eval.samples": 256,
+    "checkpoint.every": 200,
     "log.every": 100,
 }
 PRESETS |= {
-    "study_tabular": TABLE | STUDY | {"train.num_steps": 800, "eval.every": 50},
-    "study_pose": POSE | STUDY | {"eval.every": 50},
-    "study_images": PRESETS["digits"] | STUDY | {"train.num_steps": 1500, "eval.every": 100},
-    "study_language": TEXT | STUDY | {"eval.every": 100},
+    "study_tabular": TABLE
+    | STUDY
+    | {"train.num_steps": 800, "eval.every": 50, "eval.measures": ("order", "table")},
+    "study_pose": POSE
+    | STUDY
+    | {  # a thousand poses, as a small collection of recordings has
+        "data.train_rows": 1024,
+        "model.num_layers": 2,
+        "model.width": 32,
+        "method.probe_orders": 4,
+        "optim.ema_decay": 0.99,
+        "optim.weight_decay": 0.3,
+        "train.global_batch": 32,
+        "train.num_steps": 1200,
+        "eval.every": 75,
+    },
+    "study_images": PRESETS["digits"]
+    | STUDY
+    | {"eval.every": 100, "eval.measures": ("order", "image")},
+    "study_language": TEXT
+    | STUDY
+    | {
+        "data.seq_len": 32,
+        "model.num_layers": 2,
+        "model.width": 48,
+        "train.num_steps": 800,
+        "eval.every": 200,
+    },
 }
 ARMS = {  # of a study: everything that is compared at equal compute
     "l2r": "native",
