@@ -62,8 +62,16 @@ def reported_step(workdir: pathlib.Path, config) -> int:
 
     With `eval.report_split` it is the one where own is lowest on `eval.split`, so that a run that
     overfits is not held to its end; the reported split has no part in the choice.
+
+    Raises:
+      ConfigError: there is no evaluation.
     """
     found = records(workdir, config.eval.split)
+    if not found:
+        raise ConfigError(
+            f"{workdir / 'eval'} holds no evaluation of {config.eval.split}; rerun its training, "
+            "which makes up for it, or set eval.report_split to None"
+        )
     if config.eval.report_split is None:
         return max(found)
     return min(found, key=lambda step: found[step]["results"]["own"]["nats_per_token"])
