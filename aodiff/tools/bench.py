@@ -3,7 +3,7 @@
   python -m aodiff.tools.bench train_step [--shape=small] [--rounds=5]
   python -m aodiff.tools.bench attention [--rounds=5]
   python -m aodiff.tools.bench generate [--size=cpu] [--seq_len=1024]
-  python -m aodiff.tools.bench order [--config=configs/ordergpt.py:digits] [--rounds=5]
+  python -m aodiff.tools.bench order [--config=configs/ordergpt.py:digits] [--rounds=9]
   python -m aodiff.tools.bench pipeline
 
 Other users of the machine disturb wall-clock times; CPU seconds and the load average stand beside
@@ -190,7 +190,7 @@ def main() -> None:
     generation.add_argument("--repeats", type=int, default=5)
     order = what.add_parser("order")
     order.add_argument("--config", default="base", help="base, or a file of configs/ with :preset")
-    order.add_argument("--rounds", type=int, default=5)
+    order.add_argument("--rounds", type=int, default=9)
     what.add_parser("pipeline")
     args = parser.parse_args()
     if args.what == "train_step":

@@ -24,11 +24,12 @@ def bench_order(preset: str, rounds: int) -> dict[str, Any]:
       rounds: timed calls of each side after one warm-up; medians are reported.
 
     Returns:
-      Seconds and CPU seconds of both steps, of a refresh and of its parts (the rest are transfers
-      and bookkeeping), and `overhead` = extra time of a step while the order is learned, refreshes
-      spread over `refresh_every` steps, as a share of AO-GPT's step; `overhead_of_run` spreads it
-      over the run, as if refreshes were full from step 0 to the latest freeze (an upper bound).
-      "cpu_" before either: by CPU seconds, which other users of the machine disturb less.
+      Seconds and CPU seconds of both steps, of a refresh and of its parts (the rest of it are
+      transfers and bookkeeping). "wall" and "cpu" (which other users of the machine disturb less):
+      step_ratio = OrderGPT's step / AO-GPT's; refresh_share = refresh / (`refresh_every` AO-GPT
+      steps); overhead = step_ratio - 1 + refresh_share, while the order is learned; and
+      overhead_of_run, the same over the whole run as if refreshes were full from step 0 to the
+      latest freeze, which is an upper bound.
     """
     config = base("ordergpt") if preset == "base" else _load(preset)
     if config.method.name != "ordergpt":
@@ -53,13 +54,17 @@ def bench_order(preset: str, rounds: int) -> dict[str, Any]:
     }
     for name, (wall, cpu) in seconds.items():
         result[name] = {"seconds": wall, "cpu_seconds": cpu}
-    for i, kind in enumerate(("", "cpu_")):
+    for i, clock in enumerate(("wall", "cpu")):
         plain_step, step, refresh = (
             seconds[name][i] for name in ("aogpt_step", "ordergpt_step", "refresh")
         )
-        extra = step - plain_step + refresh / method.refresh_every
-        result[f"{kind}overhead"] = extra / plain_step
-        result[f"{kind}overhead_of_run"] = extra / plain_step * result["refresh_until"]
+        ratio, share = step / plain_step, refresh / (method.refresh_every * plain_step)
+        result[clock] = {
+            "step_ratio": ratio,
+            "refresh_share": share,
+            "overhead": ratio - 1 + share,
+            "overhead_of_run": (ratio - 1 + share) * result["refresh_until"],
+        }
     return result
 
 

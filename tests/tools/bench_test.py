@@ -1,9 +1,11 @@
 """The PyTorch yardstick computes the same loss, and turns are timed fairly."""
 
 import importlib.util
+import pathlib
 
 import pytest
 
+from aodiff.config import ConfigError
 from aodiff.tools import bench
 
 
@@ -23,3 +25,24 @@ def test_turns_alternate_and_leave_out_the_first():
     found = bench.take_turns(sides, rounds=2)
     assert calls == ["a", "b"] * 3
     assert set(found) == {"a", "b"} and all(wall >= 0 for wall, _ in found.values())
+
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+
+
+def test_the_overhead_of_learning_an_order_is_made_of_its_parts():
+    found = bench.bench_order(f"{CONFIGS}/ordergpt.py:smoke", rounds=1)
+    plain, learning, refresh = (
+        found[name]["seconds"] for name in ("aogpt_step", "ordergpt_step", "refresh")
+    )
+    assert found["refresh_every"] == 20 and found["refresh_until"] == pytest.approx(0.64, abs=0.01)
+    wall = (learning + refresh / 20) / plain - 1
+    assert found["wall"]["overhead"] == pytest.approx(wall)
+    assert found["wall"]["overhead_of_run"] == pytest.approx(wall * found["refresh_until"])
+    for part in ("probe", "direction", "teacher", "student"):
+        assert found[part]["seconds"] > 0
+
+
+def test_only_a_method_that_learns_an_order_has_this_overhead():
+    with pytest.raises(ConfigError, match="aogpt, which learns no order"):
+        bench.bench_order(f"{CONFIGS}/aogpt.py:smoke", rounds=1)
