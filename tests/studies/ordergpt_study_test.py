@@ -15,16 +15,16 @@ from aodiff.core import graph
 from aodiff.core.orders import kendall_tau
 from aodiff.data.pipeline import as_batch
 from aodiff.state import abstract_params, abstract_state, init_state
+from configs.ordergpt import get_config
 
 
 def chain_config(n, num_steps, seed, **flat):
-    """The sizes of section 14: 8 values, noise 0.3, three layers of width 64, batch 64."""
-    config = base("ordergpt")
+    """The preset with another length, budget and seed, and with `flat`."""
+    config = get_config("recover_chain")
     config.seed = seed
-    config.data.update(name="chain", seq_len=n, law_seed=seed, permute_seed=10 + seed)
-    config.model.update(num_layers=3, width=64, injection="input", kernel_std=0.08)
-    config.optim.update(lr=3e-3, lr_floor=3e-4, ema_decay=0.0)
-    config.train.update(global_batch=64, num_steps=num_steps)
+    config.data.update(seq_len=n, law_seed=seed, permute_seed=10 + seed)
+    config.optim.ema_decay = 0.0
+    config.train.num_steps = num_steps
     config.update_from_flattened_dict(flat)
     return config
 
