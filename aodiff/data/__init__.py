@@ -6,7 +6,7 @@ import types
 import numpy as np
 from ml_collections import ConfigDict
 
-from aodiff.data import corpora, pose, pose_bvh, pose_coco, prepared, synthetic, tables
+from aodiff.data import corpora, pose, pose_bvh, pose_coco, prepared, sudoku, synthetic, tables
 from aodiff.data.info import DataError, DataInfo, Stats
 from aodiff.data.pipeline import permute
 from aodiff.data.sources import PermutedSource, Source
@@ -33,6 +33,7 @@ DATA_SETS: dict[str, types.ModuleType] = {
     **dict.fromkeys(corpora.CORPORA, corpora),
     **dict.fromkeys(("digits", *tables.TABLES), tables),
     **dict.fromkeys(synthetic.LAWS, synthetic),
+    **dict.fromkeys(sudoku.SIDES, sudoku),
     "chain_pose": pose,
     **FROM_FILES,
 }

@@ -7,7 +7,7 @@ from aodiff.config import base
 from aodiff.data import DATA_SETS, FROM_FILES, DataError, corpora, describe, open_splits
 
 LENGTHS = {"digits": 64, "breast_cancer": 31, "wine": 14, "diabetes": 11, "iris": 5}
-LENGTHS |= {"skeleton": 17, "chain_pose": 15}
+LENGTHS |= {"skeleton": 17, "chain_pose": 15, "sudoku4": 16, "sudoku": 81}
 
 
 def config(name: str, **values):

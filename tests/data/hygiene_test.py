@@ -16,7 +16,7 @@ CODE = """
     from aodiff.data import DATA_SETS, FROM_FILES, describe, open_splits
 
     lengths = {"digits": 64, "breast_cancer": 31, "wine": 14, "diabetes": 11, "iris": 5}
-    lengths |= {"skeleton": 17, "chain_pose": 15}
+    lengths |= {"skeleton": 17, "chain_pose": 15, "sudoku4": 16, "sudoku": 81}
     for name in set(DATA_SETS) - set(FROM_FILES):
         c = base().data
         c.name = name

@@ -1,0 +1,258 @@
+"""Completed Sudoku grids as rows, and puzzles: grids of which only the clues are given.
+
+Training rows are whole grids: any set of clues is then a question that masked training has asked.
+A symbol's id is its digit minus one.
+"""
+
+import csv
+import dataclasses
+import functools
+import gzip
+import itertools
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from aodiff.data.info import DataError, DataInfo, Stats
+from aodiff.data.pipeline import permute
+from aodiff.data.sources import ArraySource, GeneratedSource, Source
+from aodiff.data.synthetic import uniforms
+
+VERSION = 1
+SEEDS = 64  # essentially different 9x9 grids that all others are symmetries of
+SIDES = {"sudoku4": 4, "sudoku": 9}
+FILLED = 2  # what the random numbers of a backtracking search are for; see synthetic.uniforms
+
+
+@functools.cache
+def units(side: int) -> np.ndarray:
+    """The rows, columns and boxes of a board, (3 * side, side) int cell numbers."""
+    box, cell = round(side**0.5), np.arange(side * side).reshape(side, side)
+    boxes = cell.reshape(box, box, box, box).swapaxes(1, 2).reshape(side, side)
+    return np.concatenate([cell, cell.T, boxes])
+
+
+def valid(grids: np.ndarray) -> np.ndarray:
+    """Whether each of the grids (..., cells) has every symbol once in every unit."""
+    side = round(grids.shape[-1] ** 0.5)
+    return np.all(np.sort(grids[..., units(side)], axis=-1) == np.arange(side), axis=(-1, -2))
+
+
+def solutions(givens: np.ndarray, most: int = 2, draw: np.random.Generator | None = None) -> list:
+    """Completions of a board, at most `most` of them, by search at the tightest cell.
+
+    Args:
+      givens: (cells,) int, -1 where blank.
+      draw: random order of the symbols tried; None is increasing order.
+
+    Returns:
+      A list of (cells,) int arrays; empty if the givens contradict.
+    """
+    side = round(len(givens) ** 0.5)
+    peers = [np.unique(units(side)[(units(side) == c).any(1)]) for c in range(len(givens))]
+    free = np.ones((len(givens), side), bool)
+    board, found = np.full(len(givens), -1), []
+
+    def place(board, free, cell, symbol):
+        if not free[cell, symbol]:
+            return None
+        board, free = board.copy(), free.copy()
+        board[cell] = symbol
+        free[peers[cell], symbol] = False
+        free[cell] = False
+        return board, free
+
+    state = (board, free)
+    for cell in np.flatnonzero(givens >= 0):
+        state = state and place(*state, cell, givens[cell])
+    stack = [state] if state else []
+    while stack and len(found) < most:
+        board, free = stack.pop()
+        blank = board < 0
+        if not blank.any():
+            found.append(board)
+            continue
+        options = np.where(blank, free.sum(1), side + 1)
+        cell = int(np.argmin(options))
+        symbols = np.flatnonzero(free[cell])
+        if draw is not None:
+            symbols = draw.permutation(symbols)
+        stack += [place(board, free, cell, s) for s in symbols[::-1]]
+    return found
+
+
+@functools.cache
+def all_small_grids() -> np.ndarray:
+    """The 288 grids of side 4, (288, 16) uint16, in lexicographic order."""
+    rows = list(itertools.permutations(range(4)))
+    grids = np.array([sum(g, ()) for g in itertools.product(rows, repeat=4)], np.uint16)
+    return grids[valid(grids)]
+
+
+@functools.cache
+def base_grids(first: int, number: int) -> np.ndarray:
+    """Grids of side 9 from a seeded search, (number, 81) uint16; grid i depends on i alone."""
+    blank = np.full(81, -1)
+    return np.array(
+        [
+            solutions(blank, 1, np.random.default_rng((VERSION, FILLED, i)))[0]
+            for i in range(first, first + number)
+        ],
+        np.uint16,
+    )
+
+
+def symmetric(base: np.ndarray, rows: np.ndarray, seed: int) -> np.ndarray:
+    """Row r: a random base grid under a random symmetry, (len(rows), 81) uint16.
+
+    Symbols are renamed; bands, rows in a band, stacks and columns in a stack are permuted; the
+    board may be transposed. A pure function of (base, seed, row number).
+    """
+    draws = uniforms(seed, FILLED, rows, 2 + 9 + 2 * (3 + 9))
+    grid = base[(draws[:, 0] * len(base)).astype(int)].reshape(-1, 9, 9)
+    rename = np.argsort(draws[:, 2:11], axis=1)
+
+    def lines(x):
+        bands, inside = np.argsort(x[:, :3], axis=1), np.argsort(x[:, 3:].reshape(-1, 3, 3), axis=2)
+        inside = np.take_along_axis(inside, bands[:, :, None], axis=1)
+        return (bands[:, :, None] * 3 + inside).reshape(-1, 9)
+
+    grid = np.take_along_axis(grid, lines(draws[:, 11:23])[:, :, None], axis=1)
+    grid = np.take_along_axis(grid, lines(draws[:, 23:])[:, None], axis=2)
+    grid = np.where(draws[:, 1, None, None] < 0.5, grid, grid.swapaxes(1, 2))
+    return np.take_along_axis(rename, grid.reshape(-1, 81).astype(int), axis=1).astype(np.uint16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Digits:
+    """Symbols 0 .. side - 1 shown as digits 1 .. side, 0 or "." where blank."""
+
+    side: int
+
+    def text(self, ids: np.ndarray) -> str:
+        return "".join(str(int(i) + 1) for i in ids)
+
+    def values(self, ids: np.ndarray) -> list[int]:
+        return [int(i) + 1 for i in ids]
+
+    def parse(self, row: list) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (cells,) and given (cells,) bool of digits, null where blank."""
+        return parse_board("".join("0" if v is None else str(v) for v in row), self.side)
+
+
+def parse_board(text: str, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids int32 and given bool, (cells,), of a board written as digits, 0 or "." where blank.
+
+    Raises:
+      DataError: wrong length or symbols, or two equal givens in one row, column or box.
+    """
+    cells, digits = side * side, "".join(text.split()).replace(".", "0")
+    if len(digits) != cells or not set(digits) <= set("0123456789"[: side + 1]):
+        raise DataError(
+            f"puzzle {text[:90]!r} is not {cells} digits of 0 to {side}; write one digit per cell, "
+            "0 or . where blank."
+        )
+    ids = np.array([int(d) for d in digits], np.int32) - 1
+    for unit in units(side):
+        seen = ids[unit][ids[unit] >= 0]
+        if len(np.unique(seen)) < len(seen):
+            twice = np.bincount(seen).argmax() + 1
+            raise DataError(
+                f"puzzle {text[:90]!r} contradicts itself: {twice} stands twice in cells "
+                f"{unit.tolist()}; correct the puzzle."
+            )
+    return np.maximum(ids, 0), ids >= 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Puzzles:
+    """tokens (N, cells) int32, the solutions; given (N, cells) bool, the clues; and, where the file
+    says so, the difficulty of each as the mean number of guesses of a solver, (N,)."""
+
+    tokens: np.ndarray
+    given: np.ndarray
+    guesses: np.ndarray | None = None
+
+
+def read_puzzles(path: Path, side: int, most: int | None = None) -> Puzzles:
+    """Puzzles of a CSV file (may be gzip) with columns puzzle, solution and maybe mean_guesses.
+
+    Raises:
+      DataError: a file, column, puzzle or solution that is not as it should be; says which line.
+    """
+    if not path.is_file():
+        raise DataError(f"there is no puzzle file {path}; pass the path of a CSV file.")
+    opened = gzip.open if path.suffix == ".gz" else open
+    tokens, given, guesses = [], [], []
+    with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
+        for line, row in enumerate(csv.DictReader(file), 2):
+            row = {(k or "").lower(): v for k, v in row.items()}
+            if "puzzle" not in row or "solution" not in row:
+                raise DataError(f"{path} has columns {list(row)}; it needs puzzle and solution.")
+            try:
+                ids, known = parse_board(row["puzzle"], side)
+                solved, full = parse_board(row["solution"], side)
+            except DataError as e:
+                raise DataError(f"{path} line {line}: {e}") from None
+            if not full.all() or np.any(known & (ids != solved)):
+                raise DataError(
+                    f"{path} line {line}: the solution does not complete the puzzle; correct it."
+                )
+            tokens.append(solved)
+            given.append(known)
+            guesses.append(float(row["mean_guesses"]) if "mean_guesses" in row else np.nan)
+            if len(tokens) == most:
+                break
+    if not tokens:
+        raise DataError(f"{path} holds no puzzle; give one with at least one line of data.")
+    return Puzzles(np.array(tokens), np.array(given), np.array(guesses))
+
+
+def describe(config: ConfigDict) -> DataInfo:
+    """The board of `config`."""
+    side = SIDES[config.name]
+    if config.seq_len != side * side:
+        raise DataError(
+            f"{config.name} has {side * side} cells, data.seq_len is {config.seq_len}; set "
+            f"data.seq_len={side * side}."
+        )
+    return DataInfo(
+        name=config.name,
+        seq_len=side * side,
+        vocab_size=side,
+        unit="cell",
+        codec=Digits(side),
+        grid=(side, side),
+        entropy=np.log(288) / 16 if side == 4 else None,
+    )
+
+
+def open_splits(config: ConfigDict) -> dict[str, Source]:
+    """Whole grids by split: of side 4 all that there are, split 75/12.5/12.5; of side 9 symmetries
+    of base grids that the splits do not share."""
+    describe(config)
+    if config.name == "sudoku4":
+        grids = all_small_grids()
+        grids = grids[permute(np.arange(len(grids)), len(grids), seed=0)]
+        parts = np.split(grids, [36, 72])
+        return {
+            split: ArraySource({"tokens": rows}, Stats(len(rows), rows.size))
+            for split, rows in zip(("validation", "test", "train"), parts, strict=True)
+        }
+    sizes = {"train": config.train_rows, "validation": config.eval_rows, "test": config.eval_rows}
+    found = {}
+    for part, (split, length) in enumerate(sizes.items()):
+        base = base_grids(part * SEEDS, SEEDS if split == "train" else SEEDS // 4)
+        found[split] = GeneratedSource(
+            sample=functools.partial(_sample, base, config.law_seed),
+            start=part * 2**40,
+            length=length,
+            seq_len=81,
+            law=f"sudoku/{VERSION} ({config.law_seed}, {SEEDS})",
+        )
+    return found
+
+
+def _sample(base: np.ndarray, seed: int, rows: np.ndarray) -> np.ndarray:
+    return symmetric(base, rows, seed)
