@@ -5,6 +5,7 @@ import textwrap
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from aodiff.data import DataInfo
@@ -45,7 +46,7 @@ def learned_order(path: pathlib.Path, order: np.ndarray, info: DataInfo, row: np
     save(figure, path)
 
 
-def skeleton(step: np.ndarray, info: DataInfo):
+def skeleton(step: np.ndarray, info: DataInfo) -> Figure:
     """The links and places of `info`, every place with its step in it and its name beside it."""
     xy = np.asarray(info.xy, float)
     low, span = xy.min(0), np.ptp(xy, axis=0)
@@ -83,7 +84,7 @@ def skeleton(step: np.ndarray, info: DataInfo):
     return figure
 
 
-def pixels(step: np.ndarray, info: DataInfo):
+def pixels(step: np.ndarray, info: DataInfo) -> Figure:
     """The grid of `info`, each pixel with its step, and the path through it."""
     rows, columns = info.grid
     figure, axes = plt.subplots(figsize=(1.2 + 0.55 * columns, 0.4 + 0.55 * rows))
@@ -100,7 +101,7 @@ def pixels(step: np.ndarray, info: DataInfo):
     return figure
 
 
-def header(step: np.ndarray, info: DataInfo):
+def header(step: np.ndarray, info: DataInfo) -> Figure:
     """The header of a table, coloured by step, linked to the same columns as they are written."""
     n = len(step)
     figure, axes = plt.subplots(figsize=(7.5, 0.9 + 0.24 * n))
@@ -121,7 +122,7 @@ def header(step: np.ndarray, info: DataInfo):
     return figure
 
 
-def text(step: np.ndarray, row: np.ndarray, info: DataInfo):
+def text(step: np.ndarray, row: np.ndarray, info: DataInfo) -> Figure:
     """The first 256 tokens of a row of text, each on the colour of the step it is written at.
 
     Args:
@@ -150,7 +151,7 @@ def text(step: np.ndarray, row: np.ndarray, info: DataInfo):
     return figure
 
 
-def line(step: np.ndarray, info: DataInfo):
+def line(step: np.ndarray, info: DataInfo) -> Figure:
     """The step against the natural position."""
     n = len(step)
     figure, axes = plt.subplots(figsize=(5.4, 4.6))

@@ -99,7 +99,9 @@ def maybe_start(
     return state
 
 
-def add_evidence(state: OrderState, excess: np.ndarray, count: np.ndarray, decay: float):
+def add_evidence(
+    state: OrderState, excess: np.ndarray, count: np.ndarray, decay: float
+) -> OrderState:
     """Adds a probe's sums (2, n, n) to the older ones, both decayed alike."""
     decay = np.float32(decay)
     return state.replace(excess=decay * state.excess + excess, count=decay * state.count + count)
