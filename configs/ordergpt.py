@@ -24,7 +24,7 @@
 | language | English text that ships with Python, 64 characters, hidden order | 2 CPU cores, 5 min | own order 2.23 bits per character, any order 4.13; reading order found up to reversal (abs. tau 0.99) with this seed, not asserted | run |
 | text8 | text8, 256 characters, hidden order; prepare it first | TPU v5e-8 | bits per character, closeness to reading order | not run |
 | owt | OpenWebText, 1024 GPT-2 tokens, size of GPT-2 small; prepare it first | 32 TPU v4 or 16 H800 | held-out nats, closeness to reading order | not run |
-| study_tabular, study_pose, study_images, study_language | OrderGPT beside file order, random fixed, any order, greedy entropy, mutual-information line and its own order from scratch at equal compute; 3 seeds, 2 hidden permutations | 2 CPU cores, 15 min | | not run |
+| study_tabular, study_pose, study_images, study_language | OrderGPT beside file order, random fixed, a random order explored like its own, any order, greedy entropy, mutual-information line and its own order from scratch at equal compute; 3 seeds, 2 hidden permutations | 2 CPU cores, 15 min | | not run |
 | smoke | hidden chain of 8 units, tiny model | 2 CPU cores, 1 min | runs | run |
 """
 
@@ -253,6 +253,7 @@ PRESETS |= {
 ARMS = {  # of a study: everything that is compared at equal compute
     "l2r": "native",
     "rand_fixed": "fixed(1)",
+    "rand_explored": "anneal_to_fixed(1, 0.36, 0.7)",  # OrderGPT's schedule, but a random order
     "any_order": "uniform",
     "greedy_entropy": "greedy_entropy",
     "mi_fiedler": "mi_fiedler",

@@ -86,13 +86,14 @@ def _l2r(n: int, num_steps: int) -> _OneFn:
     return _constant(np.arange(n))
 
 
-def _random_with_probability(n: int, probability: Callable) -> _OneFn:
-    """Uniform with `probability(step)`, left to right otherwise; one coin per example."""
+def _random_with_probability(n: int, probability: Callable, order=None) -> _OneFn:
+    """Uniform with `probability(step)`, else `order` (left to right); one coin per example."""
+    order = jnp.arange(n) if order is None else jnp.asarray(order)
 
     def one(key, step):
         coin, perm = jax.random.split(key)
         random = jax.random.uniform(coin) < probability(step)
-        return jnp.where(random, jax.random.permutation(perm, n), jnp.arange(n))
+        return jnp.where(random, jax.random.permutation(perm, n), order)
 
     return one
 
@@ -131,6 +132,18 @@ def _anneal_to_l2r(n: int, num_steps: int, begin: int, end: int) -> _OneFn:
 
 def _fixed(n: int, num_steps: int, seed: int) -> _OneFn:
     return _constant(np.random.default_rng(seed).permutation(n))
+
+
+def _anneal_to_fixed(n: int, num_steps: int, seed: int, begin: float, end: float) -> _OneFn:
+    """Uniform until `begin` of the run, the order of fixed(seed) from `end` on."""
+    if not 0 <= begin < end <= 1:
+        raise ValueError(
+            f"anneal_to_fixed(seed,a,b) takes shares of the run, 0 <= a < b <= 1, got a={begin}, "
+            f"b={end}."
+        )
+    first, last = begin * num_steps, end * num_steps
+    probability = lambda step: jnp.clip((last - step) / (last - first), 0, 1)
+    return _random_with_probability(n, probability, np.random.default_rng(seed).permutation(n))
 
 
 def _block_fixed(n: int, num_steps: int, block: int) -> _OneFn:
@@ -190,6 +203,7 @@ def _file(n: int, num_steps: int, path: str) -> _OneFn:
 
 # name -> (builder(n, num_steps, *arguments), types of the arguments)
 ORDERS = {
+    "anneal_to_fixed": (_anneal_to_fixed, (int, float, float)),
     "anneal_to_l2r": (_anneal_to_l2r, (int, int)),
     "block_fixed": (_block_fixed, (int,)),
     "block_random": (_block_random, (int,)),

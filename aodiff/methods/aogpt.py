@@ -21,7 +21,11 @@ from aodiff.metrics import Mean
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.sampling.anyorder import generate, reveal_schedule
 
-FIXED_ORDERS = ("native", "l2r", "reverse", "fractal", "fixed", "block_fixed", "strided", "file")
+# Constant at the last step, which evaluations are of.
+FIXED_ORDERS = (
+    *("native", "l2r", "reverse", "fractal", "fixed", "anneal_to_fixed"),
+    *("block_fixed", "strided", "file"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from aodiff.core import orders
 N = 9
 SPECS = ["uniform", "l2r", "mix(0.5)", "fixed(3)", "block_fixed(4)", "block_random(4)", "pool(3)"]
 SPECS += ["linear_curriculum", "linear_from(0.2)", "anneal_to_l2r(2,8)", "fractal", "reverse"]
+SPECS += ["anneal_to_fixed(3,0.2,0.8)"]
 SPECS += ["strided(2)"]
 DRAWS = 600
 
@@ -64,10 +65,14 @@ def test_uniform_covers_all_permutations_equally():
         ("anneal_to_l2r(2,8)", 2, 1.0),
         ("anneal_to_l2r(2,8)", 5, 0.5),
         ("anneal_to_l2r(2,8)", 9, 0.0),
+        ("anneal_to_fixed(3,0.2,0.8)", 2, 1.0),
+        ("anneal_to_fixed(3,0.2,0.8)", 5, 0.5),
+        ("anneal_to_fixed(3,0.2,0.8)", 8, 0.0),
     ],
 )
 def test_share_of_uniform_orders(spec, step, uniform):
-    share = (draw(spec, step) != np.arange(N)).any(axis=1).mean()
+    other = draw("fixed(3)")[0] if "fixed" in spec else np.arange(N)
+    share = (draw(spec, step) != other).any(axis=1).mean()
     bound = 4 * np.sqrt(uniform * (1 - uniform) / DRAWS) + 1e-4  # 1/9! are l2r by chance
     assert abs(share - uniform) <= bound
 
@@ -82,7 +87,8 @@ def test_file_and_refusals(tmp_path):
             draw(f"file({path})", n=3)
     with pytest.raises(ValueError, match="uniform"):
         draw("unifrom")
-    for spec in ["mix", "mix(a)", "uniform(3)", "mix(2)", "anneal_to_l2r(3,3)", "block_fixed(3)"]:
+    wrong = ["mix", "mix(a)", "uniform(3)", "mix(2)", "anneal_to_l2r(3,3)", "block_fixed(3)"]
+    for spec in [*wrong, "anneal_to_fixed(1,0.5,0.2)"]:
         with pytest.raises(ValueError, match="take|wrong|pattern"):
             draw(spec)
 
