@@ -41,6 +41,9 @@ def measure(trained: Trained) -> dict[str, float]:
     found["minla_ratio"] = ratio_to_random(order, linear, minla)
     found["two_sum_ratio"] = ratio_to_random(order, linear, two_sum)
     if info.edges:
+        # What a line through the known links reaches: some trees do not fit a line well.
+        best = spectral.seriate(linear).order
+        found["minla_ratio_of_links"] = ratio_to_random(best, linear, minla)
         found["link_recall"] = link_recall(weight, info.edges)
         found["connected_growth"] = connected_growth(order, info.edges)
         blocks = components(info.edges, len(order))

@@ -116,7 +116,7 @@ def test_a_hidden_path_read_backwards_is_perfect():
     for key in ("tau arranged_tau inner_tau split_half_tau link_recall connected_growth").split():
         assert found[key] == pytest.approx(1)
     assert found["block_switches"] == 0 and found["num_parts"] == 1
-    assert found["minla_ratio"] < 0.4
+    assert found["minla_ratio"] == found["minla_ratio_of_links"] < 0.4
     assert "adjacent_information_z" not in found  # too many values to count pairs
 
 
