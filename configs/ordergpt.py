@@ -247,7 +247,16 @@ PRESETS |= {
     },
     "study_images": PRESETS["digits"]
     | STUDY
-    | {"eval.every": 100, "eval.measures": ("order", "image")},
+    | {  # nothing overfits, so exploration is kept short
+        "method.warmup": (0.05, 0.15),
+        "method.shift": (0.15, 0.35),
+        "method.freeze_from": 0.25,
+        "method.settle": 0.5,
+        "train.global_batch": 16,
+        "train.num_steps": 800,
+        "eval.every": 200,
+        "eval.measures": ("order", "image"),
+    },
     "study_language": TEXT
     | STUDY
     | {
@@ -261,7 +270,7 @@ PRESETS |= {
 ARMS = {  # of a study: everything that is compared at equal compute
     "l2r": "native",
     "rand_fixed": "fixed(1)",
-    "rand_explored": "anneal_to_fixed(1, 0.36, 0.7)",  # OrderGPT's schedule, but a random order
+    "rand_explored": "anneal_to_fixed(1,{},{})",  # OrderGPT's exploration, but a random order
     "any_order": "uniform",
     "greedy_entropy": "greedy_entropy",
     "mi_fiedler": "mi_fiedler",
@@ -284,5 +293,6 @@ def get_config(preset: str = ""):
     if preset in ("", "digits", "chain"):
         config.compare = COMPARE
     if preset.startswith("study_"):
-        config.compare = ARMS
+        explores = config.method.shift[0], config.method.settle
+        config.compare = {name: order.format(*explores) for name, order in ARMS.items()}
     return config
