@@ -9,14 +9,14 @@ import scipy.stats
 from aodiff.core import graph, spectral
 from aodiff.core.orders import kendall_tau
 from aodiff.evals.trained import Trained
-from aodiff.methods.ordergpt import OrderState
+from aodiff.methods.order_state import OrderState
 
 RANDOM_ORDERS = 200
 MOST_CELLS = 4096  # units x ids of the data whose mutual information is measured
 
 
 def measure(trained: Trained) -> dict[str, float]:
-    """Quality of the learned order; empty for a method that learns none.
+    """Quality of the learned order; empty for a method that learns none or whose graph is gone.
 
     Source: ordergpt.md sections 8.3, 15 and 17.
     """
@@ -28,6 +28,8 @@ def measure(trained: Trained) -> dict[str, float]:
     order = place[np.asarray(state.order)]  # natural positions, in the order they are written
     excess, count = (np.asarray(x, np.float64) for x in (state.excess, state.count))
     line = spectral.teach(excess.sum(0), count.sum(0), kind)
+    if line is None:
+        return {}
     weight = graph.reciprocal_graph(graph.dependency(excess.sum(0), count.sum(0)), kind)
     natural = np.argsort(place)
     weight = weight[np.ix_(natural, natural)]

@@ -186,6 +186,13 @@ def follow(
     return state, scalars
 
 
+def without_graph(state: OrderState, phases: curriculum.Curriculum, step: int) -> OrderState:
+    """Keeps the order it has. The time limit of the freeze holds for this too, since later probes
+    are not part of the equal compute; without any order, training stays uniform."""
+    freeze = np.int32(step if step >= phases.shift_end else -1)
+    return state.replace(num_parts=np.int32(0), freeze_step=freeze)
+
+
 def record(state: OrderState, step: int) -> OrderState:
     """Notes the order in the history, while there is room."""
     row = int(np.sum(state.history_step >= 0))

@@ -170,7 +170,7 @@ class OrderGPTMethod(AOGPTMethod):
         state = order_state.add_evidence(state, probe["excess"], probe["count"], self.decay)
         line = spectral.teach(state.excess.sum(0), state.count.sum(0), self.reciprocal)
         if line is None or state.rarest < order_state.FIRST_COUNT:
-            return state.replace(num_parts=np.int32(0)), {"order/num_parts": 0}
+            return order_state.without_graph(state, self.phases, step), {"order/num_parts": 0}
         forward = jax.device_put(line.order.astype(np.int32), everywhere)
         gap, error = map(float, jax.device_get(self._direction(params, batch, forward)))
         state, sign = order_state.direction(state, line, gap, error, self.phases, step)

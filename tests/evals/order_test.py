@@ -95,7 +95,7 @@ def test_information_of_copies_and_strangers():
 
 def trained(natural_order, hidden, edges=PATH):
     """What a run leaves behind that read a clean path in `natural_order`."""
-    from aodiff.methods.ordergpt import OrderState
+    from aodiff.methods.order_state import OrderState
 
     unit = np.argsort(hidden)
     place = np.array(hidden)
@@ -127,9 +127,12 @@ def test_without_known_links_the_graph_itself_is_the_yardstick():
     assert worse["minla_ratio"] > found["minla_ratio"] and worse["tau"] < 1
 
 
-def test_a_method_without_learned_order_has_no_measure():
+def test_without_learned_order_or_graph_there_is_no_measure():
     run = trained(np.arange(8), list(range(8)))
     run.extra = run.extra.replace(order_step=np.int32(-1))
     assert measures.measure(run) == {}
+    lost = trained(np.arange(8), list(range(8)))
+    lost.extra = lost.extra.replace(excess=-np.abs(lost.extra.excess))
+    assert measures.measure(lost) == {}
     run.extra = ()
     assert measures.measure(run) == {}

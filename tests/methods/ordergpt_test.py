@@ -142,11 +142,22 @@ def test_decoder_without_query_weights_has_no_graph(method, params, batch):
 
 def test_no_graph_leaves_training_uniform(method, params, batch, monkeypatch):
     none = (np.full((2, N, N), -1.0, np.float32), np.full((2, N, N), 40.0, np.float32), None)
-    state, scalars = refresh_with(
-        method, monkeypatch, params, batch, method.init_extra(), 199, none
-    )
-    assert scalars["order/num_parts"] == 0 and state.order_step == -1 and state.freeze_step == -1
-    assert method.share(jnp.int32(199), state) == 0
+    state, ends = method.init_extra(), []
+    for step in (120, 130, 140):  # the time limit is 128
+        state, scalars = refresh_with(method, monkeypatch, params, batch, state, step, none)
+        ends.append((int(state.freeze_step), scalars.get("order/num_parts")))
+    assert ends == [(-1, 0), (130, 0), (130, None)]  # no probe after it: arms are not given more
+    assert state.order_step == -1 and method.share(jnp.int32(199), state) == 0
+
+
+def test_an_order_whose_graph_is_lost_is_kept_and_frozen(method, params, batch, monkeypatch):
+    evidence = chain_evidence()
+    found, _ = refresh_with(method, monkeypatch, params, batch, method.init_extra(), 60, evidence)
+    none = (np.full((2, N, N), -1e6, np.float32), np.full((2, N, N), 40.0, np.float32), None)
+    state, _ = refresh_with(method, monkeypatch, params, batch, found, 130, none)
+    np.testing.assert_array_equal(state.order, found.order)
+    assert state.num_parts == 0 and state.freeze_step == 130
+    assert method.share(jnp.int32(199), state) == 1
 
 
 def test_a_chain_is_found_followed_and_frozen_early(method, params, batch, monkeypatch):
