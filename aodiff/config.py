@@ -232,11 +232,6 @@ def finalize(config: ml_collections.ConfigDict) -> ml_collections.FrozenConfigDi
             "eval.orders=() without eval.ensemble or eval.marginal leaves nothing to evaluate; set "
             "eval.orders, for example to ('any',)"
         )
-    if c.compare and "own" not in c.eval.orders:
-        raise ConfigError(
-            f"eval.orders={c.eval.orders} lacks own, by which the runs of compare are compared; "
-            "add own to eval.orders or empty compare"
-        )
     _check_study(c)
     if c.optim.decay_steps is None:
         c.optim.decay_steps = c.train.num_steps
@@ -247,18 +242,16 @@ def finalize(config: ml_collections.ConfigDict) -> ml_collections.FrozenConfigDi
 
 
 def _check_study(c) -> None:
-    """Raises ConfigError for a bad value of eval.report_split, study or criteria."""
+    """Raises ConfigError for a bad value of eval.report_split, compare, study or criteria."""
     e = c.eval
     if e.report_split is not None and ("own" not in e.orders or e.report_split == e.split):
         raise ConfigError(
             f"eval.report_split={e.report_split!r} needs own in eval.orders and another eval.split "
             "to choose the step by; set both, or report_split to None"
         )
-    for key in ("seeds", "permute_seeds"):
-        values = c.study[key]
-        if len(set(values)) < len(values) or not all(
-            type(v) is int and 0 <= v < 2**32 for v in values
-        ):
+    for key, values in c.study.items():
+        whole = all(type(v) is int and 0 <= v < 2**32 for v in values)
+        if len(set(values)) < len(values) or not whole:
             raise ConfigError(
                 f"study.{key}={values} must be distinct whole numbers of 0 .. 4294967295; "
                 "correct them"
@@ -270,6 +263,15 @@ def _check_study(c) -> None:
                 f"criteria[{name!r}]={rule} is not (lowest, highest, share of runs that must "
                 "pass); give three numbers, lowest first and the share in [0, 1]"
             )
+    if (c.compare or c.criteria or any(c.study.values())) and "own" not in e.orders:
+        raise ConfigError(
+            f"eval.orders={e.orders} lacks own, by which compare, study and criteria judge a run; "
+            "add own to eval.orders or empty those"
+        )
+    if LEARNED in c.compare.values() and c.method.name != "ordergpt":
+        raise ConfigError(
+            f"compare asks for the order that {c.method.name} learned, which learns none; drop it"
+        )
 
 
 def scored_splits(config) -> tuple[str, ...]:

@@ -50,7 +50,12 @@ def is_study(config) -> bool:
 
 
 def members(config) -> dict[str, ml_collections.ConfigDict]:
-    """The runs of a study by directory name, "seed<S>-perm<P>", "seed<S>" without permutation."""
+    """The runs of a study by directory name, "seed<S>-perm<P>", "seed<S>" without permutation.
+
+    Raises:
+      ConfigError: the study has a bad value, which its runs alone would not show.
+    """
+    config_lib.finalize(config)
     seeds = config.study.seeds or (config.seed,)
     permutations = config.study.permute_seeds or (config.data.permute_seed,)
     found = {}

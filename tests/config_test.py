@@ -87,6 +87,16 @@ def test_json_round_trip():
     assert not config_lib.diff(json.loads(config_lib.to_json(config)), config)
 
 
+def test_only_ordergpt_has_an_order_to_start_over_with():
+    for method in ("aogpt", "ordergpt"):
+        config = config_lib.base(method)
+        config.compare, config.eval.orders = {"scratch": "learned"}, ("own",)
+        if method == "aogpt":
+            with pytest.raises(ConfigError, match="aogpt learned, which learns none"):
+                config_lib.finalize(config)
+    config_lib.finalize(config)
+
+
 def test_diff_names_old_and_new():
     a, b = config_lib.base(), config_lib.base()
     b.optim.lr = 2e-3

@@ -45,6 +45,20 @@ def test_members_are_seeds_times_permutations():
     assert list(only) == ["seed3-perm1", "seed3-perm2"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"study.seeds": (0, 0)}, "must be distinct"),  # would be one run
+        ({"study.seeds": (0, "a")}, "whole numbers"),
+        ({"eval.orders": ("any",)}, "lacks own, by which"),
+    ],
+)
+def test_a_bad_study_is_refused_before_its_first_run(tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        study.run_study(make_config(**changes), tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
 def test_evaluation_and_sampling_take_one_run(tmp_path):
     config = make_config()
     assert study.member(config, tmp_path / "seed5-perm1", "eval").seed == 5
