@@ -338,7 +338,7 @@ def arm(config, order: str) -> ml_collections.ConfigDict:
     else:
         for key in MODEL_DEFAULTS[method.name]:
             del c.model[key]
-        c.model.update(MODEL_DEFAULTS[name])
+        c.model.update(MODEL_DEFAULTS[name], mlp="gelu")  # two matrices, as the others have
         c.eval.update(ensemble=0, marginal=0)
     c.compare = ml_collections.ConfigDict()
     return c.lock()
