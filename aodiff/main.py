@@ -1,5 +1,6 @@
 """`python -m aodiff.main --config=configs/aogpt.py[:preset] [--workdir=...] [--mode=...]`."""
 
+import dataclasses
 import pathlib
 import shlex
 import sys
@@ -10,7 +11,7 @@ from ml_collections import config_flags
 
 from aodiff import distributed, evals, host_memory, profiling, study, study_summary, train, writers
 from aodiff.checkpoint import CheckpointError
-from aodiff.config import ConfigError, default_workdir
+from aodiff.config import ConfigError, default_workdir, on_split, scored_splits
 from aodiff.data import DataError
 from aodiff.evaluate import evaluate, make_scorers, open_splits, record_path
 from aodiff.generate import generate
@@ -45,15 +46,18 @@ def run(config, workdir: pathlib.Path) -> None:
     config = study.member(config, workdir, _MODE.value) if is_study else config
     setup = train.set_up(config)
     step, trained_on, *model = train.restore(setup, workdir, config[_MODE.value].params)
-    rest = setup.info, setup.config, setup.mesh
     if _MODE.value == "eval":
         splits = open_splits(setup.config)
         scorers = make_scorers(setup.method, setup.config, setup.mesh)
-        path = record_path(workdir, setup.config, step, trained_on)
-        evaluate(scorers, *model, splits[config.eval.split], *rest, step=step, path=path)
-        if config.eval.measures:
-            evals.measure(setup, *model, splits, step, workdir, path)
+        for split in scored_splits(setup.config):
+            at = dataclasses.replace(setup, config=on_split(setup.config, split))
+            path = record_path(workdir, at.config, step, trained_on)
+            rest = splits[split], at.info, at.config, at.mesh
+            evaluate(scorers, *model, *rest, step=step, path=path)
+        if config.eval.measures:  # of the last split, which is the one to report
+            evals.measure(at, *model, splits, step, workdir, path)
     else:
+        rest = setup.info, setup.config, setup.mesh
         generate(setup.method, *model, *rest, step=step, workdir=workdir)
 
 

@@ -9,7 +9,7 @@ import jax
 from absl import logging
 
 from aodiff import distributed
-from aodiff.config import ConfigError
+from aodiff.config import ConfigError, scored_splits
 from aodiff.data import DataInfo, Source
 from aodiff.evals import image, order, pose, table, text
 from aodiff.evals.trained import Trained
@@ -59,10 +59,12 @@ def check(config, info: DataInfo) -> None:
 
 
 def measured(config, workdir: pathlib.Path, step: int) -> bool:
-    """Whether `workdir/measures.json` holds all measures of the config, at `step`."""
+    """Whether `workdir/measures.json` holds all measures of the config, at `step` and the split to
+    report."""
     path = workdir / "measures.json"
-    record = json.loads(path.read_text()) if path.exists() else {"step": -1}
-    return record["step"] == step and set(config.eval.measures) <= set(record["measures"])
+    record = json.loads(path.read_text()) if path.exists() else {"measures": ()}
+    wanted = {"step": step, "split": scored_splits(config)[-1]}
+    return wanted.items() <= record.items() and set(config.eval.measures) <= set(record["measures"])
 
 
 def measure(
