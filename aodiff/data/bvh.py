@@ -103,6 +103,8 @@ def read(path: Path) -> Clip:
             f"{path} is truncated or altered: it announces {frames} frames of {width} numbers and "
             f"holds {len(values) / width:.1f} frames; copy it again."
         )
+    if not (np.isfinite(values).all() and np.isfinite(offsets).all()):
+        raise DataError(f"{path} holds numbers that are not finite; copy it again.")
     motion = values.reshape(frames, width)
     return Clip(path, names, parents, offsets, channels, motion, frame_time)
 

@@ -47,7 +47,7 @@ def read_csv(path: Path) -> Cells:
         unnamed or repeated columns, or a row of another length.
     """
     if not path.is_file():
-        raise DataError(f"{path} is not there; put the CSV file there or change data.dir.")
+        raise DataError(f"{path} is no file; put the CSV file there or change data.dir.")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

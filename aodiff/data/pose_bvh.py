@@ -197,6 +197,10 @@ def _load(files: tuple[Path, ...], levels: int) -> tuple:
         "test": clips[-held_out:],
     }
     units = unit_joints(clips[0])
+    if not units:
+        raise DataError(
+            f"{files[0]} has no joint that moves against its root; use files of whole bodies."
+        )
     names = [clips[0].names[i] for i in units]
     size = float(np.mean([body_size(clip) for clip in parts["train"]]))
     poses = {s: np.concatenate([body_poses(c) for c in part]) for s, part in parts.items()}

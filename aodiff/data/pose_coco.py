@@ -140,7 +140,7 @@ def read_people(path: Path) -> tuple[np.ndarray, np.ndarray]:
         content = json.loads(path.read_text())
         keypoints = [c["keypoints"] for c in content["categories"] if "keypoints" in c]
         people = [
-            (a["keypoints"], a["image_id"])
+            (np.array(a["keypoints"], float), a["image_id"])
             for a in content["annotations"]
             if any(a.get("keypoints", ())[2::3]) and not a.get("iscrowd")
         ]
@@ -163,7 +163,7 @@ def read_people(path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{path} has a person with {wrong[0]} keypoint numbers; COCO has {3 * len(NAMES)}, x, "
             "y and visibility of 17 joints."
         )
-    values = normalise(np.array([k for k, _ in people], float).reshape(len(people), -1, 3))
+    values = normalise(np.stack([k for k, _ in people]).reshape(len(people), -1, 3))
     scaled = ~np.isnan(values).all(1)
     if not scaled.all():
         logging.info("%s: %d people without hips or shoulders left out", path, (~scaled).sum())

@@ -74,8 +74,5 @@ def values_of(codec: Columns, ids: np.ndarray, present: np.ndarray) -> np.ndarra
 
 def log_widths(codec: Columns, ids: np.ndarray, present: np.ndarray) -> np.ndarray:
     """What makes the nats of a row those of a density, (rows,): log of its bins' widths."""
-    logs = [
-        column.log_widths[i] if isinstance(column, Bins) else np.zeros(len(i))
-        for column, i in zip(codec.columns, ids.T, strict=True)
-    ]
+    logs = [column.log_widths[i] for column, i in zip(codec.columns, ids.T, strict=True)]
     return np.where(present, np.stack(logs, axis=1), 0.0).sum(axis=1)

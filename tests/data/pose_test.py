@@ -146,6 +146,10 @@ def test_coco_fixture():
         ("[1", "not a COCO keypoint file"),
         ('{"categories": [{"name": "dog"}], "annotations": []}', "no person keypoints"),
         ('{"categories": [{"keypoints": ["head"]}], "annotations": []}', "keypoints \\['head'\\]"),
+        (
+            '{"categories": [], "annotations": [{"keypoints": ["a", 1, 2], "image_id": 1}]}',
+            "not a COCO keypoint file .*could not convert",
+        ),
     ],
 )
 def test_other_json_files_are_refused(tmp_path, content, words):
@@ -287,6 +291,17 @@ def test_splits_are_by_clip_and_codes_are_nearest_places(tmp_path):
             "b.bvh has another skeleton.*Tail .*RightLeg",
         ),
         (lambda p: (p / "b.bvh").unlink(), "2 BVH clips; splits are by clip"),
+        (
+            lambda p: clip_file(p / "b.bvh", [[0] * 9 + ["nan"]]),
+            "b.bvh holds numbers that are not finite",
+        ),
+        (
+            lambda p: [
+                clip_file(p / f"{n}.bvh", moving(3, 0), TINY.replace("1 0 0", "0 0 0"))
+                for n in "abc"
+            ],
+            "a.bvh has no joint that moves",
+        ),
     ],
 )
 def test_bad_clips_are_named(tmp_path, change, words):

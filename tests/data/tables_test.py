@@ -300,7 +300,7 @@ def test_more_columns_than_the_model_and_files_that_are_not_there(tmp_path):
     with pytest.raises(DataError, match=r"csv has 3 units per row, .* set data.seq_len=3"):
         describe(c)
     c.dir = str(tmp_path / "b.csv")
-    with pytest.raises(DataError, match="b.csv is not there; put the CSV file there"):
+    with pytest.raises(DataError, match="b.csv is no file; put the CSV file there"):
         describe(c)
     c.dir = None
     with pytest.raises(DataError, match="reads the file data.dir, which is not set; set it"):
