@@ -108,12 +108,12 @@ def train_runs(
 def found_order(config, workdir: pathlib.Path, name: str, order: str) -> pathlib.Path:
     """The file that holds an order of `config.FOUND`, written first unless it is there.
 
-    Process 0 writes `<name>_order.json` and, in seconds, what it cost to `order_seconds.json`.
+    Process 0 writes `<order>_order.json` and, in seconds, what it cost to `order_seconds.json`.
     """
     if order == config_lib.LEARNED:
         distributed.barrier(f"order {name} of {workdir}")
         return workdir / "order.json"
-    path = workdir / f"{name}_order.json"
+    path = workdir / f"{order}_order.json"
     if jax.process_index() == 0 and not path.exists():
         begin = time.perf_counter()
         source = evaluate.open_splits(config)["train"]

@@ -217,7 +217,7 @@ def study_summary(config, workdir: pathlib.Path, commands: list[str]) -> str:
             for name, run in table.items()
         },
     }
-    replace_text(workdir / "study.json", json.dumps(record, indent=1))
+    replace_text(workdir / "study.json", json.dumps(_finite(record), indent=1))
     own = {arm: [run[arm].own for run in table.values()] for arm in arms}
     drawn = [workdir / "study.png"]
     figures_study.study(drawn[0], own, config.data.name)
@@ -228,6 +228,15 @@ def study_summary(config, workdir: pathlib.Path, commands: list[str]) -> str:
     lines += ["", f"figures: {', '.join(map(str, drawn))}, and those of each run"]
     lines += [f"{command} --workdir={workdir / next(iter(table))}" for command in commands]
     return "\n".join(["", *lines])
+
+
+def _finite(tree):
+    """`tree` with None for NaN, which JSON does not know."""
+    if isinstance(tree, dict):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _measures(table: Table, arms: list[str]) -> dict[str, dict[str, tuple[float, float]]]:
@@ -248,8 +257,8 @@ def _pm(mean: float, error: float, sign: str = "") -> str:
 
 
 def _verdict(d: dict[str, float]) -> str:
-    """The first run against an arm, in standard errors over runs."""
+    """The first run against an arm, in the larger of the standard errors over runs and rows."""
     if math.isnan(d["error"]):
         return "-"
     word = "wins" if d["mean"] > 0 else "loses"
-    return f"{word} by {abs(d['mean']) / max(d['error'], 1e-12):.1f} SE"
+    return f"{word} by {abs(d['mean']) / max(d['error'], d['row_error'], 1e-12):.1f} SE"

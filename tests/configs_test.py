@@ -31,9 +31,7 @@ def lines(path: pathlib.Path) -> list[dict]:
 
 
 @pytest.mark.parametrize(("get_config", "preset"), list(presets()))
-def test_every_preset_builds_or_says_what_data_it_needs(
-    get_config, preset, tmp_path
-):
+def test_every_preset_builds_or_says_what_data_it_needs(get_config, preset, tmp_path):
     config = get_config(preset)
     config.data.dir = str(tmp_path)
     config = config_lib.finalize(config)

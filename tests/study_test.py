@@ -116,7 +116,7 @@ def test_a_killed_study_goes_on_and_a_finished_one_is_left_alone(tmp_path, monke
 def test_orders_from_data_are_found_once_and_their_cost_is_kept(tmp_path):
     config = study.members(make_config())["seed0-perm1"]
     path = study.found_order(config, tmp_path, "line", "mi_fiedler")
-    assert path == tmp_path / "line_order.json"
+    assert path == tmp_path / "mi_fiedler_order.json"
     assert sorted(json.loads(path.read_text())) == list(range(14))
     study.found_order(config, tmp_path, "greedy", "greedy_entropy")
     assert set(json.loads((tmp_path / "order_seconds.json").read_text())) == {"line", "greedy"}
