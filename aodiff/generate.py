@@ -54,7 +54,8 @@ def draw_rows(
             parts.append(jax.device_get(fn(params, extra, ids, tokens[rows], given[rows])))
         logging.info("sampled %d of %d", min(start + batch, num), num)
     out = jax.tree.map(lambda *parts: np.concatenate(parts)[:num], *parts)
-    return out.replace(tokens=info.natural(out.tokens), step=info.natural(out.step))
+    by_position = {k: getattr(out, k) for k in ("tokens", "step", "logp")}
+    return out.replace(**{k: x if x is None else info.natural(x) for k, x in by_position.items()})
 
 
 def generate(
