@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse.csgraph
 import scipy.stats
 
-from aodiff.core import graph, spectral
+from aodiff.core import empirical, graph, spectral
 from aodiff.core.orders import kendall_tau
 from aodiff.evals.trained import Trained
 from aodiff.methods.order_state import OrderState
@@ -52,8 +52,7 @@ def measure(trained: Trained) -> dict[str, float]:
         found["block_switches"] = int(np.sum(blocks[order][1:] != blocks[order][:-1]))
         found["inner_tau"] = inner_tau(order, blocks)
     if info.seq_len * info.vocab_size <= MOST_CELLS:
-        rows, _ = trained.rows("train", 4096)
-        information = mutual_information(rows, info.vocab_size)
+        information = empirical.mutual_information(*trained.rows("train", 4096))
         found["adjacent_information_z"] = adjacent_z(order, information)
     return found
 
@@ -140,16 +139,6 @@ def inner_tau(order: np.ndarray, blocks: np.ndarray) -> float:
     A block of one has no order to miss and counts as 1.
     """
     return min(abs(rise(order[blocks[order] == block])) for block in np.unique(blocks))
-
-
-def mutual_information(rows: np.ndarray, vocab: int) -> np.ndarray:
-    """Empirical mutual information, nats, of every two columns of `rows` (rows, n): (n, n)."""
-    num, n = rows.shape
-    hot = np.eye(vocab, dtype=np.float32)[rows].reshape(num, n * vocab)
-    joint = (hot.T @ hot).reshape(n, vocab, n, vocab).swapaxes(1, 2).astype(np.float64) / num
-    apart = joint.sum(3, keepdims=True) * joint.sum(2, keepdims=True)
-    ratio = np.where(joint > 0, joint / np.maximum(apart, 1e-300), 1.0)
-    return np.sum(joint * np.log(ratio), axis=(2, 3))
 
 
 def adjacent_z(order: np.ndarray, information: np.ndarray) -> float:
