@@ -90,6 +90,17 @@ def test_slots_depend_on_the_order_up_to_their_own_target(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+def test_orders_that_begin_alike_predict_alike_until_they_part(name):
+    """The same tokens, revealed in the same sequence: the same law of the same next unit."""
+    tokens = np.array([[1, 0, 0, 2], [1, 2, 0, 1]])  # units 0 and 2 agree
+    logp = forward(name, tokens, np.array([[2, 0, 3, 1], [2, 0, 3, 1]]))
+    other = forward(name, tokens, np.array([[2, 0, 3, 1], [2, 0, 1, 3]]))
+    np.testing.assert_allclose(logp[0, :3], logp[1, :3], atol=1e-5)
+    np.testing.assert_allclose(logp[1, :2], other[1, :2], atol=1e-5)
+    assert np.abs(logp[1, 2] - other[1, 2]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 def test_rows_of_a_batch_do_not_mix(name):
     tokens = np.array([[1, 0, 0, 1], [0, 2, 0, 2]]) % 2
     both = forward(name, tokens, ORDERS[:2])
