@@ -5,7 +5,7 @@
 
 | preset | what | hardware, time | expected | status |
 | --- | --- | --- | --- | --- |
-| (none) | English text that ships with Python, bytes, rows of 64 | 2 CPU cores | README | run |
+| (none) | English text that ships with Python, bytes, rows of 64 | 2 CPU cores | bound and left-to-right likelihood | started, not run to its end |
 | smoke | hidden chain of 8 units, tiny model | 2 CPU cores, 1 min | runs | run |
 """
 
