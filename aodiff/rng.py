@@ -24,3 +24,8 @@ def example_keys(key: jax.Array, ids: jax.Array) -> jax.Array:
     noise is then the same under every mesh, host count and microbatch split.
     """
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
+
+
+def fold(keys: jax.Array, number: int | jax.Array) -> jax.Array:
+    """Folds one number into every key of `keys` (B,): the next draw of each example."""
+    return jax.vmap(lambda k: jax.random.fold_in(k, number))(keys)

@@ -16,7 +16,15 @@ from aodiff import rng
 from aodiff.core import likelihood
 from aodiff.core.orders import OrderFn, make_order_fn
 from aodiff.data import DataInfo
-from aodiff.methods.base import Batch, Evaluation, LossOutput, Params, Samples, Scores
+from aodiff.methods.base import (
+    Batch,
+    Evaluation,
+    LossOutput,
+    Params,
+    Samples,
+    Scores,
+    token_rows,
+)
 from aodiff.metrics import Mean
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.sampling.anyorder import generate, reveal_schedule
@@ -60,12 +68,7 @@ class AOGPTMethod:
         return self.model.cfg.seq_len
 
     def batch_spec(self, global_batch: int) -> dict[str, jax.ShapeDtypeStruct]:
-        rows = (global_batch, self.seq_len)
-        return {
-            "tokens": jax.ShapeDtypeStruct(rows, jnp.int32),
-            "loss_mask": jax.ShapeDtypeStruct(rows, jnp.bool_),
-            "example_id": jax.ShapeDtypeStruct((global_batch,), jnp.int32),
-        }
+        return token_rows(global_batch, self.seq_len)
 
     def init(self, key: jax.Array) -> Params:
         tokens = jnp.zeros((1, self.seq_len), jnp.int32)
@@ -152,7 +155,7 @@ class AOGPTMethod:
             keys = rng.example_keys(key, batch["example_id"])
             mask = batch["loss_mask"]
             orders = jax.lax.map(
-                lambda i: uniform(_fold(keys, i), jnp.int32(0)), jnp.arange(num_orders)
+                lambda i: uniform(rng.fold(keys, i), jnp.int32(0)), jnp.arange(num_orders)
             )
             nll = likelihood.order_marginal_nll(self.apply(params), batch["tokens"], orders, mask)
             scored = jnp.any(mask, axis=1)  # a padding row has no likelihood
@@ -213,10 +216,6 @@ def build_model(config, info: DataInfo) -> AOGPT:
     )
 
 
-def _fold(keys: jax.Array, number: jax.Array) -> jax.Array:
-    return jax.vmap(lambda k: jax.random.fold_in(k, number))(keys)
-
-
 def _split(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
     pairs = jax.vmap(jax.random.split)(keys)
     return pairs[:, 0], pairs[:, 1]
@@ -243,7 +242,7 @@ def order_evaluation(
         keys = rng.example_keys(key, batch["example_id"])
 
         def one(repeat: jax.Array):
-            order = order_of(_fold(keys, repeat), extra)
+            order = order_of(rng.fold(keys, repeat), extra)
             nll = likelihood.slot_nll(apply(params)(tokens, order), tokens, order)
             scored = likelihood.to_slots(mask, order)
             curves = {

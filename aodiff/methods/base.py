@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from aodiff.metrics import Mean, Sum
 from aodiff.sampling.samples import Samples
@@ -48,6 +49,16 @@ class Scores:
     nll: jax.Array
     count: jax.Array
     curves: dict[str, Mean]
+
+
+def token_rows(global_batch: int, seq_len: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The batch of a method that learns from rows of tokens (B, L), scored where `loss_mask`."""
+    rows = (global_batch, seq_len)
+    return {
+        "tokens": jax.ShapeDtypeStruct(rows, jnp.int32),
+        "loss_mask": jax.ShapeDtypeStruct(rows, jnp.bool_),
+        "example_id": jax.ShapeDtypeStruct((global_batch,), jnp.int32),
+    }
 
 
 class Method(Protocol):

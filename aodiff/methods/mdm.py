@@ -19,7 +19,15 @@ from aodiff.core import corruption
 from aodiff.core.schedules import Schedule, make_schedule
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import FIXED_ORDERS, native_order, order_of
-from aodiff.methods.base import Batch, Evaluation, LossOutput, Params, Samples, Scores
+from aodiff.methods.base import (
+    Batch,
+    Evaluation,
+    LossOutput,
+    Params,
+    Samples,
+    Scores,
+    token_rows,
+)
 from aodiff.metrics import Mean
 from aodiff.nn.mdm import MDM, MDMConfig, forward_flops_per_token
 from aodiff.sampling import denoise
@@ -59,12 +67,7 @@ class MDMMethod:
         return self.model.cfg.seq_len
 
     def batch_spec(self, global_batch: int) -> dict[str, jax.ShapeDtypeStruct]:
-        rows = (global_batch, self.seq_len)
-        return {
-            "tokens": jax.ShapeDtypeStruct(rows, jnp.int32),
-            "loss_mask": jax.ShapeDtypeStruct(rows, jnp.bool_),
-            "example_id": jax.ShapeDtypeStruct((global_batch,), jnp.int32),
-        }
+        return token_rows(global_batch, self.seq_len)
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key, jnp.zeros((1, self.seq_len), jnp.int32))
@@ -123,12 +126,12 @@ class MDMMethod:
         def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
             tokens, scored = batch["tokens"], batch["loss_mask"]
             keys = rng.example_keys(key, batch["example_id"])
-            first = jax.vmap(jax.random.uniform)(_fold(keys, draws))
+            first = jax.vmap(jax.random.uniform)(rng.fold(keys, draws))
             n = scored.shape[1]
 
             def one(draw: jax.Array):
                 points = 1.0 - jnp.mod(first + draw / draws, 1.0)
-                hidden, weight = _hide_count(_fold(keys, draw), points, scored)
+                hidden, weight = _hide_count(rng.fold(keys, draw), points, scored)
                 nll = self._hidden_nll(params, tokens, hidden, scored)
                 step = n - jnp.sum(hidden, axis=1)  # known positions: the step of this prediction
                 curve = Mean(
@@ -185,7 +188,7 @@ class MDMMethod:
                 tokens,
                 given,
                 decoder,
-                order=order and order(_fold(keys, n), jnp.int32(0)),
+                order=order and order(rng.fold(keys, n), jnp.int32(0)),
                 mask_id=cfg.mask,
                 temperature=s.temperature,
                 top_p=s.top_p,
@@ -244,7 +247,3 @@ def _hide_count(keys, points, scored):
     counts = corruption.stratified_counts(points, sizes)
     weight = sizes / jnp.maximum(counts, 1)
     return corruption.mask_count(keys, scored, counts), weight.astype(jnp.float32)
-
-
-def _fold(keys: jax.Array, number: jax.Array) -> jax.Array:
-    return jax.vmap(lambda k: jax.random.fold_in(k, number))(keys)
