@@ -33,7 +33,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch, seed: jax.Array):
         key = rng.stream(seed, rng.TRAIN, state.step)
-        batch = method.draw(key, batch, state.step, state.extra)
+        batch, extra = method.draw(key, batch, state.step, state.params, state.extra)
         grads, out = accumulate(method, state.params, batch, microbatches)
         grads = jax.tree.map(lambda g: g / jnp.maximum(out.loss.count, 1.0), grads)
         grad_norm = optax.tree.norm(grads)
@@ -55,7 +55,7 @@ def make_train_step(
         ema_params = state.ema_params
         if ema_params is not None:
             ema_params = update_ema(ema_params, params, ema_decay, state.step + 1, skipped)
-        return TrainState(state.step + 1, params, ema_params, opt_state, state.extra), metrics
+        return TrainState(state.step + 1, params, ema_params, opt_state, extra), metrics
 
     return train_step
 

@@ -23,6 +23,7 @@ def a_batch(rows: int = 16) -> dict:
     return {
         "tokens": host.integers(0, 8, (rows, 6)).astype(np.int32),
         "loss_mask": mask,
+        "given": np.zeros_like(mask),
         "example_id": np.arange(rows, dtype=np.int32),
     }
 
@@ -36,7 +37,7 @@ def a_state(tx, ema: bool = True) -> state.TrainState:
 def drawn():
     """Parameters and a drawn batch."""
     params = a_state(optax.sgd(1.0), ema=False).params
-    batch = METHOD.draw(jax.random.key(1), a_batch(), 0, METHOD.init_extra())
+    batch = METHOD.draw(jax.random.key(1), a_batch(), 0, params, METHOD.init_extra())[0]
     return params, batch
 
 
@@ -61,7 +62,7 @@ def test_gradient_is_that_of_the_global_mean(drawn):
     key = jax.random.fold_in(
         jax.random.fold_in(jax.random.key(SEED, impl="threefry2x32"), 2), 0
     )  # purpose TRAIN, step 0
-    batch = METHOD.draw(key, a_batch(), 0, METHOD.init_extra())
+    batch = METHOD.draw(key, a_batch(), 0, s.params, METHOD.init_extra())[0]
 
     def mean(params):
         nll = METHOD.nll(params, batch["tokens"], batch["keep"])

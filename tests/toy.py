@@ -13,7 +13,7 @@ import numpy as np
 
 from aodiff import config as config_lib
 from aodiff import methods, rng
-from aodiff.methods.base import Evaluation, LossOutput, Scores
+from aodiff.methods.base import Evaluation, LossOutput, Scores, token_rows
 from aodiff.metrics import Mean, Sum
 
 WIDTH, LAYERS = 8, 2
@@ -37,12 +37,7 @@ class Toy:
         return cls(info.vocab_size, info.seq_len)
 
     def batch_spec(self, global_batch: int) -> dict[str, jax.ShapeDtypeStruct]:
-        rows = (global_batch, self.seq_len)
-        return {
-            "tokens": jax.ShapeDtypeStruct(rows, jnp.int32),
-            "loss_mask": jax.ShapeDtypeStruct(rows, jnp.bool_),
-            "example_id": jax.ShapeDtypeStruct((global_batch,), jnp.int32),
-        }
+        return token_rows(global_batch, self.seq_len)
 
     def init(self, key: jax.Array) -> dict:
         keys = jax.random.split(key, 3)
@@ -58,10 +53,10 @@ class Toy:
     def init_extra(self) -> dict:
         return {"drop": np.float32(0.3), "trace": np.zeros(self.vocab, np.float32)}
 
-    def draw(self, key, batch, step, extra):
+    def draw(self, key, batch, step, params, extra):
         keys = rng.example_keys(key, jnp.arange(batch["tokens"].shape[0]))
         keep = jax.vmap(lambda k: jax.random.uniform(k, (self.seq_len,)))(keys) > extra["drop"]
-        return batch | {"keep": keep}
+        return batch | {"keep": keep}, extra
 
     def logits(self, params, tokens, keep):
         x = params["embed"][tokens] * keep[..., None] * params["gain"][None, None]

@@ -198,10 +198,10 @@ def test_nan_loss_names_step_loss_and_checkpoint(tmp_path):
 class Diverging(toy.Toy):
     """The loss is NaN from the sixth step on."""
 
-    def draw(self, key, batch, step, extra):
-        return super().draw(key, batch, step, extra) | {
-            "poison": jax.numpy.where(step >= 5, np.nan, 0.0) * jax.numpy.ones(len(batch["tokens"]))
-        }
+    def draw(self, key, batch, step, params, extra):
+        batch, extra = super().draw(key, batch, step, params, extra)
+        poison = jax.numpy.where(step >= 5, np.nan, 0.0) * jax.numpy.ones(len(batch["tokens"]))
+        return batch | {"poison": poison}, extra
 
     def loss_fn(self, params, batch):
         out = super().loss_fn(params, batch)

@@ -62,17 +62,29 @@ def stream_rows(stream: np.ndarray, n: int, seed: int) -> np.ndarray:
 
 
 def as_batch(fields: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Fields of a source as `tokens` int32, `loss_mask` bool (B, L) and `example_id` int32 (B,)."""
+    """Fields of a source as a batch; see `aodiff.methods.base.token_rows`.
+
+    tokens (B, L) int32; loss_mask and given (B, L) bool; example_id (B,) int32.
+    """
     tokens = fields["tokens"].astype(np.int32)
     mask = np.ones(tokens.shape, bool)
     position = np.arange(tokens.shape[1])
     if "length" in fields:
         mask &= position < fields["length"].astype(np.int64)[:, None]
-    if "prompt_len" in fields:
-        mask &= position >= fields["prompt_len"].astype(np.int64)[:, None]
     if "present" in fields:
         mask &= fields["present"].astype(bool)
-    return {"tokens": tokens, "loss_mask": mask, "example_id": rows.astype(np.int32)}
+    given = np.zeros(tokens.shape, bool)
+    if "prompt_len" in fields:
+        given |= position < fields["prompt_len"].astype(np.int64)[:, None]
+    if "given" in fields:
+        given |= fields["given"].astype(bool)
+    given &= mask
+    return {
+        "tokens": tokens,
+        "loss_mask": mask & ~given,
+        "given": given,
+        "example_id": rows.astype(np.int32),
+    }
 
 
 def host_batch(

@@ -87,10 +87,12 @@ class AOGPTMethod:
             return jnp.broadcast_to(extra["order"][None], (keys.shape[0], self.seq_len))
         return self.order_of(self.order)(keys, step)
 
-    def draw(self, key: jax.Array, batch: Batch, step: jax.Array, extra: Any) -> Batch:
+    def draw(
+        self, key: jax.Array, batch: Batch, step: jax.Array, params: Params, extra: Any
+    ) -> tuple[Batch, Any]:
         """Adds `order` (B, n), a pure function of (key, row of the global batch, step)."""
         rows = jnp.arange(batch["tokens"].shape[0])
-        return batch | {"order": self.own_order(rng.example_keys(key, rows), step, extra)}
+        return batch | {"order": self.own_order(rng.example_keys(key, rows), step, extra)}, extra
 
     def loss_fn(self, params: Params, batch: Batch) -> LossOutput:
         """Token NLL in the drawn order (AO section 2.2), nats."""

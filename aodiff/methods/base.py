@@ -52,11 +52,16 @@ class Scores:
 
 
 def token_rows(global_batch: int, seq_len: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The batch of a method that learns from rows of tokens (B, L), scored where `loss_mask`."""
+    """The batch of a method that learns from rows of tokens (B, L), scored where `loss_mask`.
+
+    `given` tokens are known and not scored (a prompt, the clues of a puzzle); what is neither is
+    missing.
+    """
     rows = (global_batch, seq_len)
     return {
         "tokens": jax.ShapeDtypeStruct(rows, jnp.int32),
         "loss_mask": jax.ShapeDtypeStruct(rows, jnp.bool_),
+        "given": jax.ShapeDtypeStruct(rows, jnp.bool_),
         "example_id": jax.ShapeDtypeStruct((global_batch,), jnp.int32),
     }
 
@@ -75,8 +80,13 @@ class Method(Protocol):
     def init_extra(self) -> Any:
         """The method's own non-trained state, a pytree of arrays ({} for most methods)."""
 
-    def draw(self, key: jax.Array, batch: Batch, step: jax.Array, extra: Any) -> Batch:
-        """Adds everything random (orders, times, masks) to the global batch."""
+    def draw(
+        self, key: jax.Array, batch: Batch, step: jax.Array, params: Params, extra: Any
+    ) -> tuple[Batch, Any]:
+        """Adds everything random (orders, times, masks) to the global batch.
+
+        Returns the drawn batch and `extra` as the next step finds it. No gradient passes here.
+        """
 
     def loss_fn(self, params: Params, batch: Batch) -> LossOutput:
         """The training loss of a drawn batch; deterministic."""

@@ -75,7 +75,9 @@ class MDMMethod:
     def init_extra(self) -> dict:
         return {}
 
-    def draw(self, key: jax.Array, batch: Batch, step: jax.Array, extra: Any) -> Batch:
+    def draw(
+        self, key: jax.Array, batch: Batch, step: jax.Array, params: Params, extra: Any
+    ) -> tuple[Batch, Any]:
         """Adds `hidden` (B, n) bool and `weight` (B,) float32 of the hidden positions' losses."""
         scored = batch["loss_mask"]
         points = corruption.strata(key, scored.shape[0])
@@ -86,12 +88,12 @@ class MDMMethod:
             time = self.min_time + (1 - self.min_time) * points
             hidden = corruption.mask_with_rate(keys, scored, 1 - self.schedule.alpha(time))
             weight = self.schedule.weight(time)
-        return batch | {"hidden": hidden, "weight": weight}
+        return batch | {"hidden": hidden, "weight": weight}, extra
 
     def loss_fn(self, params: Params, batch: Batch) -> LossOutput:
         """Nats per scored position; its expectation bounds the negative log likelihood."""
         hidden = batch["hidden"]
-        nll = self._hidden_nll(params, batch["tokens"], hidden, batch["loss_mask"])
+        nll = self._hidden_nll(params, batch, hidden)
         total = jnp.sum(nll * batch["weight"][:, None], dtype=jnp.float32)
         count = jnp.sum(batch["loss_mask"], dtype=jnp.float32)
         return LossOutput(Mean(total, count), {"masked_nll": Mean.of(nll, hidden)})
@@ -103,11 +105,12 @@ class MDMMethod:
         """Logits (B, n, V) float32 of partly masked rows (B, n)."""
         return self.model.apply(params, tokens)
 
-    def _hidden_nll(self, params, tokens, hidden, known) -> jax.Array:
+    def _hidden_nll(self, params: Params, batch: Batch, hidden: jax.Array) -> jax.Array:
         """Cross entropy (B, n) float32 of the hidden positions, 0 elsewhere.
 
-        A position that is neither hidden nor known (a missing cell) stays masked and unscored.
+        A position that is neither scored nor given (a missing cell) stays masked and unscored.
         """
+        tokens, known = batch["tokens"], batch["loss_mask"] | batch["given"]
         shown = jnp.where(hidden | ~known, self.model.cfg.mask, tokens)
         nll = optax.softmax_cross_entropy_with_integer_labels(self.denoise(params, shown), tokens)
         return jnp.where(hidden, nll, 0.0)
@@ -124,15 +127,14 @@ class MDMMethod:
         """Monte Carlo of mdm.md 2.6: counts stratified over the draws of a row, exact masks."""
 
         def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
-            tokens, scored = batch["tokens"], batch["loss_mask"]
-            keys = rng.example_keys(key, batch["example_id"])
+            scored, keys = batch["loss_mask"], rng.example_keys(key, batch["example_id"])
             first = jax.vmap(jax.random.uniform)(rng.fold(keys, draws))
             n = scored.shape[1]
 
             def one(draw: jax.Array):
                 points = 1.0 - jnp.mod(first + draw / draws, 1.0)
                 hidden, weight = _hide_count(rng.fold(keys, draw), points, scored)
-                nll = self._hidden_nll(params, tokens, hidden, scored)
+                nll = self._hidden_nll(params, batch, hidden)
                 step = n - jnp.sum(hidden, axis=1)  # known positions: the step of this prediction
                 curve = Mean(
                     jnp.zeros(n).at[step].add(jnp.sum(nll, axis=1), mode="drop"),
@@ -154,14 +156,14 @@ class MDMMethod:
         order_fn = order_of(spec, self.seq_len, 0, self.native)
 
         def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
-            tokens, scored = batch["tokens"], batch["loss_mask"]
+            scored = batch["loss_mask"]
             order = order_fn(rng.example_keys(key, batch["example_id"]), jnp.int32(0))
             rank = jnp.argsort(order, axis=1)
 
             def one(step: jax.Array):
                 at = jnp.take_along_axis(order, jnp.full_like(order[:, :1], step), axis=1)
                 hidden = scored & (rank >= step)
-                nll = self._hidden_nll(params, tokens, hidden, scored)
+                nll = self._hidden_nll(params, batch, hidden)
                 return jnp.take_along_axis(nll, at, axis=1)[:, 0]
 
             nll = jax.lax.map(one, jnp.arange(self.seq_len))

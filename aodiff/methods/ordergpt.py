@@ -109,7 +109,9 @@ class OrderGPTMethod(AOGPTMethod):
 
     # ---- training orders -------------------------------------------------------------------------
 
-    def draw(self, key: jax.Array, batch: Batch, step: jax.Array, extra: OrderState) -> Batch:
+    def draw(
+        self, key: jax.Array, batch: Batch, step: jax.Array, params: Params, extra: OrderState
+    ) -> tuple[Batch, OrderState]:
         """Adds `order` (B, n): learned with the share of the current phase, else uniform."""
         num = batch["tokens"].shape[0]
         keys = rng.example_keys(key, jnp.arange(num))
@@ -127,7 +129,7 @@ class OrderGPTMethod(AOGPTMethod):
             uniform = self.order_of("uniform")(keys[:, 0], step)
             coin = jax.vmap(jax.random.uniform)(keys[:, 1]) < share
             order = jnp.where(coin[:, None], hard, uniform)
-        return batch | {"order": order}
+        return batch | {"order": order}, extra
 
     def share(self, step: jax.Array, extra: OrderState) -> jax.Array:
         """Share of learned orders at `step`, 0 while there is none."""

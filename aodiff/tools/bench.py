@@ -27,6 +27,7 @@ from aodiff import accounting, optim, partitioning, state, steps
 from aodiff.config import base, finalize
 from aodiff.core import likelihood
 from aodiff.data import bench as data_bench
+from aodiff.data.pipeline import as_batch
 from aodiff.methods.aogpt import AOGPTMethod
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.tools.bench_generate import SIZES, bench_generate
@@ -131,11 +132,7 @@ def _our_step(
     begin = time.perf_counter()
     compiled = steps.compile_train_step(step, abstract, method.batch_spec(batch), mesh)
     seconds = time.perf_counter() - begin
-    rows = {
-        "tokens": tokens,
-        "loss_mask": np.ones(tokens.shape, bool),
-        "example_id": np.arange(batch, dtype=np.int32),
-    }
+    rows = as_batch({"tokens": tokens}, np.arange(batch))
     rows = jax.device_put(rows, partitioning.batch_sharding(mesh))
     seed = jnp.uint32(0)
 

@@ -12,6 +12,7 @@ import numpy as np
 from aodiff import partitioning, rng, state, steps
 from aodiff.config import ConfigError, arm, base
 from aodiff.core import spectral
+from aodiff.data.pipeline import as_batch
 from aodiff.tools.turns import take_turns
 from aodiff.train import Setup, set_up
 
@@ -82,11 +83,7 @@ def _rows(setup: Setup, num: int) -> dict[str, jax.Array]:
     n = setup.info.seq_len
     sizes = setup.info.unit_sizes or setup.info.vocab_size
     tokens = np.random.default_rng(0).integers(0, sizes, (num, n)).astype(np.int32)
-    rows = {
-        "tokens": tokens,
-        "loss_mask": np.ones(tokens.shape, bool),
-        "example_id": np.arange(num, dtype=np.int32),
-    }
+    rows = as_batch({"tokens": tokens}, np.arange(num))
     return jax.device_put(rows, partitioning.batch_sharding(setup.mesh))
 
 

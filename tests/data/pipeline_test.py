@@ -117,15 +117,19 @@ def test_evaluation_sees_every_row_once_in_file_order(n):
     np.testing.assert_array_equal(tokens[:n], source(n).arrays["tokens"])
 
 
-def test_loss_mask_comes_from_the_fields():
+def test_what_is_scored_and_given_comes_from_the_fields():
     fields = {
         "length": np.array([4, 2, 3]),
         "prompt_len": np.array([0, 1, 0]),
         "present": np.array([[1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1]], bool),
     }
     rows = np.arange(3)
-    mask = pipeline.as_batch(source(3, **fields).read(rows), rows)["loss_mask"]
-    assert mask.astype(int).tolist() == [[1, 1, 1, 1], [0, 1, 0, 0], [1, 0, 1, 0]]
+    batch = pipeline.as_batch(source(3, **fields).read(rows), rows)
+    assert batch["loss_mask"].astype(int).tolist() == [[1, 1, 1, 1], [0, 1, 0, 0], [1, 0, 1, 0]]
+    assert batch["given"].astype(int).tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    fields = {"length": np.array([4]), "given": np.array([[1, 0, 0, 1]], bool)}
+    batch = pipeline.as_batch(source(1, **fields).read(rows[:1]), rows[:1])
+    assert batch["loss_mask"].astype(int).tolist() == [[0, 1, 1, 0]]
 
 
 def test_an_error_in_the_reader_reaches_the_caller():

@@ -53,9 +53,9 @@ def test_orders_from_files_share_one_program(tmp_path):
         path.write_text(str(order))
         method = build(tiny(f"file({path})"))
         extra, batch = method.init_extra(), {"tokens": jnp.zeros((3, N), jnp.int32)}
-        args = rng.stream(0, rng.TRAIN, 1), batch, jnp.int32(1), extra
+        args = rng.stream(0, rng.TRAIN, 1), batch, jnp.int32(1), {}, extra
         programs.add(jax.jit(method.draw).lower(*args).as_text())
-        assert np.asarray(method.draw(*args)["order"]).tolist() == [order] * 3
+        assert np.asarray(method.draw(*args)[0]["order"]).tolist() == [order] * 3
     assert len(programs) == 1
     assert build(tiny("fixed(1)")).init_extra() == {}
 
@@ -66,7 +66,7 @@ def test_orders_depend_on_seed_step_and_row_only():
 
     def draw(step, rows):
         key, part = rng.stream(0, rng.TRAIN, step), jax.tree.map(lambda x: x[:rows], batch)
-        return np.asarray(method.draw(key, part, step, {})["order"])
+        return np.asarray(method.draw(key, part, step, {}, {})[0]["order"])
 
     np.testing.assert_array_equal(draw(3, 16)[:8], draw(3, 8))
     assert (draw(3, 16) != draw(4, 16)).any()
@@ -121,7 +121,8 @@ def test_evaluation_noise_follows_the_example_not_its_place_in_the_batch(trained
 def test_native_order_undoes_the_hidden_permutation():
     config = tiny("native", **{"data.permute_seed": 3})
     method = build(config)
-    order = method.draw(jax.random.key(0), {"tokens": jnp.zeros((1, N), jnp.int32)}, 0, {})["order"]
+    batch = {"tokens": jnp.zeros((1, N), jnp.int32)}
+    order = method.draw(jax.random.key(0), batch, 0, {}, {})[0]["order"]
     hidden = data.open_splits(config.data)["train"].read(np.arange(2))["tokens"]
     config.data.permute_seed = None
     natural = data.open_splits(config.data)["train"].read(np.arange(2))["tokens"]

@@ -10,6 +10,7 @@ from aodiff import rng
 from aodiff.config import ConfigError, base
 from aodiff.core.schedules import make_schedule
 from aodiff.data import DataInfo
+from aodiff.data.pipeline import as_batch
 from aodiff.methods import build
 from aodiff.methods.mdm import MDMMethod, board_groups
 from tests.toy_denoiser import BOUND, ENTROPY, IN_ORDER, ROWS, N, ToyDenoiser, joint
@@ -19,13 +20,9 @@ def method(strength, noise="count", schedule="linear"):
     return MDMMethod(ToyDenoiser(strength), noise, make_schedule(schedule), 1e-3, tuple(range(N)))
 
 
-def batch_of(rows):
-    rows = jnp.asarray(rows, jnp.int32)
-    return {
-        "tokens": rows,
-        "loss_mask": jnp.ones(rows.shape, bool),
-        "example_id": jnp.arange(len(rows)),
-    }
+def batch_of(rows, **fields):
+    rows = np.asarray(rows)
+    return jax.tree.map(jnp.asarray, as_batch({"tokens": rows, **fields}, np.arange(len(rows))))
 
 
 def subsets():
@@ -53,7 +50,7 @@ def test_drawn_losses_have_the_bound_as_their_mean(noise, schedule):
     m = method(1.0, noise, schedule)
     rows = np.random.default_rng(0).choice(27, 4096, p=joint())
     batch, losses = batch_of(ROWS[rows]), []
-    loss = jax.jit(lambda key: m.loss_fn({}, m.draw(key, batch, jnp.int32(0), {})).loss)
+    loss = jax.jit(lambda key: m.loss_fn({}, m.draw(key, batch, jnp.int32(0), {}, {})[0]).loss)
     for i in range(40):
         out = loss(rng.stream(i, rng.TRAIN))
         losses.append(float(out.total / out.count) * N)
@@ -92,13 +89,11 @@ def test_a_random_order_gives_the_bound():
 
 
 def test_missing_cells_stay_masked_and_unscored():
-    m, batch = method(1.0), batch_of(ROWS)
-    known = jnp.asarray(np.arange(81).reshape(27, 3) % 3 != 1)
-    other = jnp.where(known, batch["tokens"], 2 - batch["tokens"])
+    m, known = method(1.0), np.arange(81).reshape(27, 3) % 3 != 1
     results = []
-    for tokens in (batch["tokens"], other):
-        b = batch | {"tokens": tokens, "loss_mask": known}
-        drawn = m.draw(rng.stream(0, rng.TRAIN), b, jnp.int32(0), {})
+    for tokens in (ROWS, np.where(known, ROWS, 2 - ROWS)):
+        b = batch_of(tokens, present=known)
+        drawn = m.draw(rng.stream(0, rng.TRAIN), b, jnp.int32(0), {}, {})[0]
         assert not np.any(drawn["hidden"] & ~known)
         scores = m.bound(2).fn({}, b, rng.stream(0, rng.EVAL), {})
         results.append((float(m.loss_fn({}, drawn).loss.total), np.asarray(scores.nll)))

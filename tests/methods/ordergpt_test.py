@@ -252,7 +252,7 @@ def test_one_compile_serves_every_phase(method, sampler):
     def draw(step, state):
         traces.append(step)
         many = {"tokens": jnp.zeros((512, N), jnp.int32)}
-        return method.draw(rng.stream(0, rng.TRAIN, step), many, step, state)["order"]
+        return method.draw(rng.stream(0, rng.TRAIN, step), many, step, {}, state)[0]["order"]
 
     def agree(step, state):
         """Share of the examples that are drawn in the learned order."""
@@ -271,9 +271,10 @@ def test_one_compile_serves_every_phase(method, sampler):
 
 def test_an_examples_order_depends_on_its_row_alone(method, batch):
     key, state = rng.stream(0, rng.TRAIN, 5), learned(method)
-    whole = method.draw(key, batch, jnp.int32(100), state)["order"]
+    whole = method.draw(key, batch, jnp.int32(100), {}, state)[0]["order"]
     half = {k: v[:4] for k, v in batch.items()}
-    np.testing.assert_array_equal(method.draw(key, half, jnp.int32(100), state)["order"], whole[:4])
+    part = method.draw(key, half, jnp.int32(100), {}, state)[0]["order"]
+    np.testing.assert_array_equal(part, whole[:4])
 
 
 # ---- who trains what -----------------------------------------------------------------------------
@@ -283,9 +284,8 @@ def test_neither_loss_reaches_the_others_parameters(method, params, batch):
     state = learned(method)
 
     def decoder_loss(student, params):
-        drawn = method.draw(
-            rng.stream(0, rng.TRAIN), batch, jnp.int32(100), state.replace(student=student)
-        )
+        key, other = rng.stream(0, rng.TRAIN), state.replace(student=student)
+        drawn, _ = method.draw(key, batch, jnp.int32(100), params, other)
         return method.loss_fn(params, drawn).loss.value()
 
     student, decoder = jax.jit(jax.grad(decoder_loss, argnums=(0, 1)))(state.student, params)
