@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 from absl import logging
 
-from aodiff import accounting, distributed, evaluate, train
+from aodiff import accounting, arms, distributed, evaluate, train
 from aodiff import config as config_lib
 from aodiff.config import ConfigError
 from aodiff.core import empirical
@@ -101,7 +101,7 @@ def train_runs(
         begin = time.perf_counter()
         if order in config_lib.FOUND:
             order = f"file({found_order(config, workdir, name, order)})"
-        train.train(config_lib.arm(config, order), workdir / name)
+        train.train(arms.arm(config, order), workdir / name)
     progress.add(time.perf_counter() - begin)
 
 

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from aodiff import (
     accounting,
+    arms,
     checkpoint,
     data,
     distributed,
@@ -75,7 +76,7 @@ def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Se
     evals.check(config, info)
     method = method or methods.build(config, info)
     for order in set(config.compare.values()) - set(config_lib.FOUND):
-        methods.build(config_lib.arm(config, order), info)
+        methods.build(arms.arm(config, order), info)
     mask = optim.decay_mask(state.abstract_params(method))
     tx = optim.make_optimizer(config.optim, config.train.num_steps, mask)
     abstract = state.abstract_state(method, tx, config.optim.ema_decay > 0, mesh)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_collections
 import pytest
 
-from aodiff import accounting, data, methods, state
+from aodiff import accounting, arms, data, methods, state
 from aodiff import config as config_lib
 from aodiff.config import ConfigError
 
@@ -110,14 +110,14 @@ def test_arm_has_equal_compute():
     config = config_lib.base("ordergpt")
     config.train.num_steps, config.method.probe_orders = 500, 3
     config.compare, config.eval.orders = {"l2r": "l2r"}, ("own",)
-    extra = math.ceil(16 * config_lib.refresh_cost(config))
-    arm = config_lib.arm(config_lib.finalize(config), "l2r")
+    extra = math.ceil(16 * arms.refresh_cost(config))
+    arm = arms.arm(config_lib.finalize(config), "l2r")
     assert arm.method.to_dict() == {"name": "aogpt", "order": "l2r"}
     assert arm.train.num_steps == 500 + extra and arm.optim.decay_steps == 500 + extra
     assert not arm.compare and config_lib.finalize(arm).seed == config.seed
     plain = config_lib.base("aogpt")
-    assert config_lib.arm(plain, "uniform").train.num_steps == plain.train.num_steps
-    config_lib.arm(config, "uniform")
+    assert arms.arm(plain, "uniform").train.num_steps == plain.train.num_steps
+    arms.arm(config, "uniform")
     assert config.method.name == "ordergpt" and config.train.num_steps == 500  # a copy
 
 
@@ -138,7 +138,7 @@ def test_a_refresh_is_never_charged_too_little(student):
     decoder = accounting.count_params(state.abstract_params(method)) * 64
     step_flops = 6 * decoder * config.train.global_batch
     spent = (4 + 2) / 3 + student_flops / step_flops
-    charged = config_lib.refresh_cost(config)
+    charged = arms.refresh_cost(config)
     assert spent <= charged < 1.6 * spent
 
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from aodiff import arms, data, methods, partitioning
 from aodiff import config as config_lib
-from aodiff import data, methods, partitioning
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -47,7 +47,7 @@ def test_every_preset_builds_or_says_what_data_it_needs(get_config, preset, tmp_
     shapes = jax.eval_shape(method.init, jax.random.key(0))
     assert all(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(shapes))
     for order in config.compare.values():
-        config_lib.finalize(config_lib.arm(config, order))
+        config_lib.finalize(arms.arm(config, order))
     try:
         splits = data.open_splits(config.data)
     except data.DataError as e:

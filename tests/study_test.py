@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from aodiff import arms, study, study_summary, summary, train
 from aodiff import config as config_lib
-from aodiff import study, study_summary, summary, train
 from aodiff.config import ConfigError
 
 ARMS = {"l2r": "native", "line": "mi_fiedler", "greedy": "greedy_entropy", "sigma": "learned"}
@@ -103,7 +103,7 @@ def test_a_killed_study_goes_on_and_a_finished_one_is_left_alone(tmp_path, monke
     assert training.calls == ALL[5:]  # the first run was finished, the second is gone through again
     assert training.steps["seed5-perm1"] == 500
     assert {training.steps[f"seed5-perm1/{arm}"] for arm in ARMS} == {
-        config_lib.arm(config, "native").train.num_steps
+        arms.arm(config, "native").train.num_steps
     }
     monkeypatch.setattr(train, "train", training := Training(tmp_path))
     study.run_study(config, tmp_path)

@@ -6,7 +6,17 @@ import types
 import numpy as np
 from ml_collections import ConfigDict
 
-from aodiff.data import corpora, pose, pose_bvh, pose_coco, prepared, sudoku, synthetic, tables
+from aodiff.data import (
+    corpora,
+    pose,
+    pose_bvh,
+    pose_coco,
+    prepared,
+    puzzles,
+    sums,
+    synthetic,
+    tables,
+)
 from aodiff.data.info import DataError, DataInfo, Stats
 from aodiff.data.pipeline import permute
 from aodiff.data.sources import PermutedSource, Source
@@ -27,13 +37,15 @@ FROM_FILES: dict[str, types.ModuleType] = {
     **dict.fromkeys(("csv", *tables.FILES), tables),
     "coco_keypoints": pose_coco,
     "bvh": pose_bvh,
+    puzzles.FILE: puzzles,
 }
 # Data sets that need no preparation; any other name is a prepared directory.
 DATA_SETS: dict[str, types.ModuleType] = {
     **dict.fromkeys(corpora.CORPORA, corpora),
     **dict.fromkeys(("digits", *tables.TABLES), tables),
     **dict.fromkeys(synthetic.LAWS, synthetic),
-    **dict.fromkeys(sudoku.SIDES, sudoku),
+    **dict.fromkeys(puzzles.SIDES, puzzles),
+    "sums": sums,
     "chain_pose": pose,
     **FROM_FILES,
 }

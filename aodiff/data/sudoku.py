@@ -1,27 +1,18 @@
-"""Completed Sudoku grids as rows, and puzzles: grids of which only the clues are given.
+"""Sudoku: completed grids and their symmetries, a solver, and boards as people write them.
 
-Training rows are whole grids: any set of clues is then a question that masked training has asked.
 A symbol's id is its digit minus one.
 """
 
-import csv
 import dataclasses
 import functools
-import gzip
 import itertools
-from pathlib import Path
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from aodiff.data.info import DataError, DataInfo, Stats
-from aodiff.data.pipeline import permute
-from aodiff.data.sources import ArraySource, GeneratedSource, Source
+from aodiff.data.info import DataError
 from aodiff.data.synthetic import uniforms
 
 VERSION = 1
-SEEDS = 64  # essentially different 9x9 grids that all others are symmetries of
-SIDES = {"sudoku4": 4, "sudoku": 9}
 FILLED = 2  # what the random numbers of a backtracking search are for; see synthetic.uniforms
 
 
@@ -137,8 +128,11 @@ class Digits:
         return [int(i) + 1 for i in ids]
 
     def parse(self, row: list) -> tuple[np.ndarray, np.ndarray]:
-        """Ids (cells,) and given (cells,) bool of digits, null where blank."""
-        return parse_board("".join("0" if v is None else str(v) for v in row), self.side)
+        """Ids (cells,) and given (cells,) bool of digits, null where blank; raises DataError."""
+        text = "".join("0" if v is None else str(v) for v in row)
+        ids, given = parse_board(text, self.side)
+        solve(text, ids, given)
+        return ids, given
 
 
 def parse_board(text: str, side: int) -> tuple[np.ndarray, np.ndarray]:
@@ -165,94 +159,9 @@ def parse_board(text: str, side: int) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(ids, 0), ids >= 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Puzzles:
-    """tokens (N, cells) int32, the solutions; given (N, cells) bool, the clues; and, where the file
-    says so, the difficulty of each as the mean number of guesses of a solver, (N,)."""
-
-    tokens: np.ndarray
-    given: np.ndarray
-    guesses: np.ndarray | None = None
-
-
-def read_puzzles(path: Path, side: int, most: int | None = None) -> Puzzles:
-    """Puzzles of a CSV file (may be gzip) with columns puzzle, solution and maybe mean_guesses.
-
-    Raises:
-      DataError: a file, column, puzzle or solution that is not as it should be; says which line.
-    """
-    if not path.is_file():
-        raise DataError(f"there is no puzzle file {path}; pass the path of a CSV file.")
-    opened = gzip.open if path.suffix == ".gz" else open
-    tokens, given, guesses = [], [], []
-    with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
-        for line, row in enumerate(csv.DictReader(file), 2):
-            row = {(k or "").lower(): v for k, v in row.items()}
-            if "puzzle" not in row or "solution" not in row:
-                raise DataError(f"{path} has columns {list(row)}; it needs puzzle and solution.")
-            try:
-                ids, known = parse_board(row["puzzle"], side)
-                solved, full = parse_board(row["solution"], side)
-            except DataError as e:
-                raise DataError(f"{path} line {line}: {e}") from None
-            if not full.all() or np.any(known & (ids != solved)):
-                raise DataError(
-                    f"{path} line {line}: the solution does not complete the puzzle; correct it."
-                )
-            tokens.append(solved)
-            given.append(known)
-            guesses.append(float(row["mean_guesses"]) if "mean_guesses" in row else np.nan)
-            if len(tokens) == most:
-                break
-    if not tokens:
-        raise DataError(f"{path} holds no puzzle; give one with at least one line of data.")
-    return Puzzles(np.array(tokens), np.array(given), np.array(guesses))
-
-
-def describe(config: ConfigDict) -> DataInfo:
-    """The board of `config`."""
-    side = SIDES[config.name]
-    if config.seq_len != side * side:
-        raise DataError(
-            f"{config.name} has {side * side} cells, data.seq_len is {config.seq_len}; set "
-            f"data.seq_len={side * side}."
-        )
-    return DataInfo(
-        name=config.name,
-        seq_len=side * side,
-        vocab_size=side,
-        unit="cell",
-        codec=Digits(side),
-        grid=(side, side),
-        entropy=np.log(288) / 16 if side == 4 else None,
-    )
-
-
-def open_splits(config: ConfigDict) -> dict[str, Source]:
-    """Whole grids by split: of side 4 all that there are, split 75/12.5/12.5; of side 9 symmetries
-    of base grids that the splits do not share."""
-    describe(config)
-    if config.name == "sudoku4":
-        grids = all_small_grids()
-        grids = grids[permute(np.arange(len(grids)), len(grids), seed=0)]
-        parts = np.split(grids, [36, 72])
-        return {
-            split: ArraySource({"tokens": rows}, Stats(len(rows), rows.size))
-            for split, rows in zip(("validation", "test", "train"), parts, strict=True)
-        }
-    sizes = {"train": config.train_rows, "validation": config.eval_rows, "test": config.eval_rows}
-    found = {}
-    for part, (split, length) in enumerate(sizes.items()):
-        base = base_grids(part * SEEDS, SEEDS if split == "train" else SEEDS // 4)
-        found[split] = GeneratedSource(
-            sample=functools.partial(_sample, base, config.law_seed),
-            start=part * 2**40,
-            length=length,
-            seq_len=81,
-            law=f"sudoku/{VERSION} ({config.law_seed}, {SEEDS})",
-        )
-    return found
-
-
-def _sample(base: np.ndarray, seed: int, rows: np.ndarray) -> np.ndarray:
-    return symmetric(base, rows, seed)
+def solve(text: str, ids: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """A solution (cells,) of the board `text`; raises DataError if there is none."""
+    found = solutions(np.where(given, ids, -1), 1)
+    if not found:
+        raise DataError(f"puzzle {text[:90]!r} has no solution; correct it.")
+    return found[0]

@@ -66,19 +66,22 @@ FILES = {
 
 def split_rows(values: np.ndarray) -> Splits:
     """Splits 75/12.5/12.5 by a fixed permutation of the rows; equal rows stay together."""
-    validation, test, train = _shuffle_and_cut(values, 2)
-    return {"train": train, "validation": validation, "test": test}
+    validation, test, train = shuffle_and_cut(values, 2)
+    return {"train": values[train], "validation": values[validation], "test": values[test]}
 
 
-def _shuffle_and_cut(values: np.ndarray, parts: int) -> list[np.ndarray]:
-    """`parts` parts of HELD_OUT of the rows each, and the rest."""
+def shuffle_and_cut(values: np.ndarray, parts: int) -> list[np.ndarray]:
+    """Row numbers of `parts` parts of HELD_OUT of the rows each, and of the rest.
+
+    By a fixed permutation; equal rows of `values` stay together.
+    """
     numbers: dict[tuple, int] = {}
     distinct = [numbers.setdefault(tuple(row), len(numbers)) for row in values.tolist()]
     place = np.argsort(permute(np.arange(len(numbers)), len(numbers), seed=0))[distinct]
     order = np.argsort(place, kind="stable")
     cuts = round(HELD_OUT * len(values)) * np.arange(1, parts + 1)
     first = np.searchsorted(place[order], place[order][cuts])  # of the rows equal to that at a cut
-    return np.split(values[order], first)
+    return np.split(order, first)
 
 
 def fit_columns(splits: Splits, kinds: Mapping[str, Kind], levels: int, source: str) -> Columns:
@@ -175,8 +178,8 @@ def _read_splits(name: str, files: dict[str, Path]) -> tuple[Splits, dict[str, K
     if "test" not in parts:
         return split_rows(values), kinds
     values, test = np.split(values, [len(parts["train"])])
-    validation, train = _shuffle_and_cut(values, 1)
-    return {"train": train, "validation": validation, "test": test}, kinds
+    validation, train = shuffle_and_cut(values, 1)
+    return {"train": values[train], "validation": values[validation], "test": test}, kinds
 
 
 @functools.lru_cache(maxsize=4)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from aodiff import partitioning, rng, state, steps
-from aodiff.config import ConfigError, arm, base
+from aodiff.arms import arm
+from aodiff.config import ConfigError, base
 from aodiff.core import spectral
 from aodiff.data.pipeline import as_batch
 from aodiff.tools.turns import take_turns
