@@ -24,6 +24,7 @@ def a_batch(rows: int = 16) -> dict:
         "tokens": host.integers(0, 8, (rows, 6)).astype(np.int32),
         "loss_mask": mask,
         "given": np.zeros_like(mask),
+        "length": np.full(len(mask), mask.shape[1], np.int32),
         "example_id": np.arange(rows, dtype=np.int32),
     }
 

@@ -49,6 +49,6 @@ class ToyDenoiser:
     def cfg(self):
         return types.SimpleNamespace(mask=MASK, seq_len=N)
 
-    def apply(self, params, tokens):
+    def apply(self, params, tokens, segments=None):
         table = jnp.asarray(np.maximum(conditionals(self.strength), -1e9), jnp.float32)
         return table[tokens[:, 0], tokens[:, 1], tokens[:, 2]]

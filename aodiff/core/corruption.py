@@ -55,3 +55,13 @@ def stratified_counts(points: jax.Array, sizes: jax.Array) -> jax.Array:
     size / l times the summed cross entropy of l hidden positions (mdm.md 2.2).
     """
     return jnp.clip(jnp.ceil(points * sizes), jnp.minimum(sizes, 1), sizes).astype(jnp.int32)
+
+
+def cut_lengths(points: jax.Array, lengths: jax.Array, share: float, shortest: int) -> jax.Array:
+    """Lengths (B,) int32 of rows of which a share is cut, for `points` (B,) in (0, 1].
+
+    Those cut are uniform on shortest .. lengths[b]; shorter rows stay whole (mdm.md 2.4).
+    """
+    drawn = shortest - 1 + jnp.ceil(points / share * (lengths - shortest + 1))
+    cut = jnp.clip(drawn.astype(jnp.int32), jnp.minimum(shortest, lengths), lengths)
+    return jnp.where(points <= share, cut, lengths)

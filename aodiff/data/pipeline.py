@@ -64,13 +64,12 @@ def stream_rows(stream: np.ndarray, n: int, seed: int) -> np.ndarray:
 def as_batch(fields: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
     """Fields of a source as a batch; see `aodiff.methods.base.token_rows`.
 
-    tokens (B, L) int32; loss_mask and given (B, L) bool; example_id (B,) int32.
+    tokens (B, L) int32; loss_mask and given (B, L) bool; length, example_id (B,) int32.
     """
     tokens = fields["tokens"].astype(np.int32)
-    mask = np.ones(tokens.shape, bool)
     position = np.arange(tokens.shape[1])
-    if "length" in fields:
-        mask &= position < fields["length"].astype(np.int64)[:, None]
+    length = fields.get("length", np.full(len(rows), tokens.shape[1])).astype(np.int32)
+    mask = position < length[:, None]
     if "present" in fields:
         mask &= fields["present"].astype(bool)
     given = np.zeros(tokens.shape, bool)
@@ -83,6 +82,7 @@ def as_batch(fields: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.nd
         "tokens": tokens,
         "loss_mask": mask & ~given,
         "given": given,
+        "length": length,
         "example_id": rows.astype(np.int32),
     }
 

@@ -55,13 +55,14 @@ def token_rows(global_batch: int, seq_len: int) -> dict[str, jax.ShapeDtypeStruc
     """The batch of a method that learns from rows of tokens (B, L), scored where `loss_mask`.
 
     `given` tokens are known and not scored (a prompt, the clues of a puzzle); what is neither is
-    missing.
+    missing. From `length` (B,) on a row is padding.
     """
     rows = (global_batch, seq_len)
     return {
         "tokens": jax.ShapeDtypeStruct(rows, jnp.int32),
         "loss_mask": jax.ShapeDtypeStruct(rows, jnp.bool_),
         "given": jax.ShapeDtypeStruct(rows, jnp.bool_),
+        "length": jax.ShapeDtypeStruct((global_batch,), jnp.int32),
         "example_id": jax.ShapeDtypeStruct((global_batch,), jnp.int32),
     }
 

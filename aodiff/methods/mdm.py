@@ -42,6 +42,8 @@ class MDMMethod:
     noise: "count" hides a uniform number of positions, exactly; "time" hides each position with
     the probability of a random time. Both losses have the bound as their expectation (but for
     times below `min_time`), the first with less variance.
+    canvas: (share, shortest): that share of the training rows is cut to a length uniform between
+    `shortest` and their own, so that the model knows short rows (LLaDA: 0.01, 1).
     """
 
     model: MDM
@@ -49,6 +51,7 @@ class MDMMethod:
     schedule: Schedule
     min_time: float
     native: tuple[int, ...]
+    canvas: tuple[float, int] | tuple[()] = ()
     refresh_every: int = 0
 
     @classmethod
@@ -59,8 +62,14 @@ class MDMMethod:
             raise ConfigError(f"method.noise={m.noise!r} is unknown; use one of {', '.join(NOISE)}")
         if not 0 < m.min_time < 1:
             raise ConfigError(f"method.min_time={m.min_time} is not in (0, 1); 1e-3 is usual")
-        schedule = make_schedule(m.schedule)
-        return cls(build_model(config, info), m.noise, schedule, m.min_time, native_order(info))
+        canvas = tuple(m.canvas)
+        if canvas and not (len(canvas) == 2 and 0 < canvas[0] <= 1 <= canvas[1] <= info.seq_len):
+            raise ConfigError(
+                f"method.canvas={canvas} is not (share of rows to cut, shortest length); use () "
+                f"or a share in (0, 1] and a length of 1 to {info.seq_len}"
+            )
+        schedule, native = make_schedule(m.schedule), native_order(info)
+        return cls(build_model(config, info), m.noise, schedule, m.min_time, native, canvas)
 
     @property
     def seq_len(self) -> int:
@@ -79,9 +88,14 @@ class MDMMethod:
         self, key: jax.Array, batch: Batch, step: jax.Array, params: Params, extra: Any
     ) -> tuple[Batch, Any]:
         """Adds `hidden` (B, n) bool and `weight` (B,) float32 of the hidden positions' losses."""
+        num, n = batch["tokens"].shape
+        if self.canvas:
+            points = corruption.strata(jax.random.fold_in(key, num), num)
+            length = corruption.cut_lengths(points, batch["length"], *self.canvas)
+            batch = batch | {"length": length, "loss_mask": batch["loss_mask"] & live(length, n)}
         scored = batch["loss_mask"]
-        points = corruption.strata(key, scored.shape[0])
-        keys = rng.example_keys(key, jnp.arange(scored.shape[0]))
+        points = corruption.strata(key, num)
+        keys = rng.example_keys(key, jnp.arange(num))
         if self.noise == "count":
             hidden, weight = _hide_count(keys, points, scored)
         else:
@@ -101,18 +115,24 @@ class MDMMethod:
     def refresh(self, params, batch, key, step, extra):
         return extra, {}
 
-    def denoise(self, params: Params, tokens: jax.Array) -> jax.Array:
-        """Logits (B, n, V) float32 of partly masked rows (B, n)."""
-        return self.model.apply(params, tokens)
+    def denoise(self, params: Params, tokens: jax.Array, length: jax.Array) -> jax.Array:
+        """Logits (B, n, V) float32 of partly masked rows (B, n), of which `length` (B,) are live.
+
+        What comes after is padding, which no position sees.
+        """
+        segments = jnp.where(live(length, tokens.shape[1]), 0, -1)
+        return self.model.apply(params, tokens, segments)
 
     def _hidden_nll(self, params: Params, batch: Batch, hidden: jax.Array) -> jax.Array:
         """Cross entropy (B, n) float32 of the hidden positions, 0 elsewhere.
 
-        A position that is neither scored nor given (a missing cell) stays masked and unscored.
+        A position that is neither scored nor given (a missing cell) stays masked and unscored; one
+        beyond the row's length is invisible.
         """
         tokens, known = batch["tokens"], batch["loss_mask"] | batch["given"]
         shown = jnp.where(hidden | ~known, self.model.cfg.mask, tokens)
-        nll = optax.softmax_cross_entropy_with_integer_labels(self.denoise(params, shown), tokens)
+        logits = self.denoise(params, shown, batch["length"])
+        nll = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
         return jnp.where(hidden, nll, 0.0)
 
     def evaluations(self, config) -> dict[str, Evaluation]:
@@ -185,7 +205,7 @@ class MDMMethod:
 
         def fn(params, extra, keys, tokens, given):
             return denoise.decode(
-                lambda shown: self.denoise(params, shown),
+                lambda shown: self.denoise(params, shown, jnp.full(len(shown), n)),
                 keys,
                 tokens,
                 given,
@@ -241,6 +261,11 @@ def board_groups(info: DataInfo) -> tuple[tuple[int, ...], ...]:
         labels.append(row // side * side + column // side)
     where = np.arange(height * width) if info.permutation is None else np.array(info.permutation)
     return tuple(tuple(x[where].tolist()) for x in labels)
+
+
+def live(length: jax.Array, n: int) -> jax.Array:
+    """(B, n) bool, the first `length` (B,) positions of each row."""
+    return jnp.arange(n)[None] < length[:, None]
 
 
 def _hide_count(keys, points, scored):

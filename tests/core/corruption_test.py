@@ -48,3 +48,13 @@ def test_counts_are_uniform_and_never_empty():
     np.testing.assert_array_equal(np.bincount(counts, minlength=6), [0] + [2000] * 5)
     ends = corruption.stratified_counts(jnp.array([1e-9, 1.0, 0.5]), jnp.array([3, 3, 0]))
     np.testing.assert_array_equal(ends, [1, 3, 0])
+
+
+def test_a_share_of_the_rows_is_cut_to_uniform_lengths():
+    points = corruption.strata(jax.random.key(0), 4000)
+    lengths = jnp.where(points > 0.9, 3, 8)
+    cut = np.asarray(corruption.cut_lengths(points, lengths, 0.5, 4))
+    np.testing.assert_array_equal(np.bincount(cut, minlength=9), [0, 0, 0, 400, *[400] * 4, 2000])
+    # Rows below the shortest stay whole.
+    rows = corruption.cut_lengths(jnp.array([1e-9, 0.5, 1.0]), jnp.array([2, 0, 4]), 1.0, 4)
+    np.testing.assert_array_equal(rows, [2, 0, 4])

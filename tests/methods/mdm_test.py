@@ -1,3 +1,4 @@
+import functools
 import itertools
 import math
 
@@ -6,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aodiff import rng
+from aodiff import partitioning, rng
 from aodiff.config import ConfigError, base
 from aodiff.core.schedules import make_schedule
 from aodiff.data import DataInfo
@@ -18,6 +19,17 @@ from tests.toy_denoiser import BOUND, ENTROPY, IN_ORDER, ROWS, N, ToyDenoiser, j
 
 def method(strength, noise="count", schedule="linear"):
     return MDMMethod(ToyDenoiser(strength), noise, make_schedule(schedule), 1e-3, tuple(range(N)))
+
+
+@functools.cache
+def tiny(seq_len=12, **changes):
+    """A real model of one layer on text of 5 ids, and its parameters."""
+    config = base("mdm")
+    config.model.update(dict(num_layers=1, width=16, num_heads=2, position="rope"))
+    config.update_from_flattened_dict(changes)
+    m = build(config, DataInfo("text", seq_len, 5, "byte"))
+    params = jax.tree.map(lambda x: 20 * x, partitioning.unbox(jax.jit(m.init)(jax.random.key(0))))
+    return m, params
 
 
 def batch_of(rows, **fields):
@@ -100,6 +112,50 @@ def test_missing_cells_stay_masked_and_unscored():
     assert results[0][0] == results[1][0] and np.array_equal(results[0][1], results[1][1])
 
 
+def test_padding_is_invisible():
+    """mdm.md 13.4, 13.5: neither its ids nor its amount matter."""
+    length = np.array([5, 3])
+    rows = np.random.default_rng(0).integers(0, 5, (2, 12))
+    hidden = (np.arange(12) % 2 == 0) & (np.arange(12) < length[:, None])
+    found = []
+    for n, filler in ((5, 0), (12, 1), (12, 2)):
+        m, params = tiny(n)
+        tokens = np.where(np.arange(n) < length[:, None], rows[:, :n], filler)
+        batch = batch_of(tokens, length=length)
+        batch |= {"hidden": jnp.asarray(hidden[:, :n]), "weight": jnp.array([1.0, 2.0])}
+        found.append(float(jax.jit(m.loss_fn)(params, batch).loss.total))
+    np.testing.assert_allclose(found, found[0], rtol=1e-5)
+    assert found[0] > 1
+
+
+def test_padding_and_prompts_are_never_scored():
+    m, params = tiny()
+    rows = np.random.default_rng(0).integers(0, 5, (6, 12))
+    fields = dict(length=np.array([12, 5, 3, 8, 9, 2]), prompt_len=np.array([4, 0, 3, 1, 2, 1]))
+    batch, other = batch_of(rows, **fields), batch_of(rows, **fields)
+    padding = ~(batch["loss_mask"] | batch["given"])
+    other["tokens"] = jnp.where(padding, 4 - rows, rows)
+    drawn, _ = m.draw(rng.stream(0, rng.TRAIN), batch, jnp.int32(0), params, {})
+    assert not np.any(drawn["hidden"] & ~batch["loss_mask"])
+    assert [bool(h) for h in drawn["hidden"].any(1)] == [True, True, False, True, True, True]
+    for evaluation in (m.bound(2), m.in_order("uniform")):
+        scores = jax.jit(evaluation.fn)
+        a, b = (scores(params, x, rng.stream(0, rng.EVAL), {}) for x in (batch, other))
+        np.testing.assert_array_equal(a.nll, b.nll)
+        np.testing.assert_array_equal(a.count, [8, 5, 0, 7, 7, 1])
+        assert a.nll[2] == 0 and np.all(a.nll[np.array([0, 1, 3, 4, 5])] > 0)
+
+
+def test_some_rows_are_trained_cut_short():
+    m, params = tiny(**{"method.canvas": (0.5, 4)})
+    drawn, _ = m.draw(rng.stream(0, rng.TRAIN), batch_of(np.zeros((36, 12))), 0, {}, {})
+    length = np.asarray(drawn["length"])
+    np.testing.assert_array_equal(np.bincount(length), [0] * 4 + [2] * 8 + [20])
+    live = np.arange(12) < length[:, None]
+    np.testing.assert_array_equal(drawn["loss_mask"], live)
+    assert not np.any(drawn["hidden"] & ~live)
+
+
 def test_board_groups_follow_the_hidden_permutation():
     info = DataInfo("board", 16, 4, "cell", grid=(4, 4))
     rows, columns, boxes = board_groups(info)
@@ -117,6 +173,7 @@ def test_board_groups_follow_the_hidden_permutation():
         ("method.noise", "gauss", "count, time"),
         ("method.schedule", "quadratic", "linear, cosine"),
         ("method.min_time", 0.0, "min_time"),
+        ("method.canvas", (0.5, 9), "shortest length"),
         ("sample.block", 3, "divisor"),
         ("sample.steps", 99, "multiple"),
         ("sample.schedule", "fast", "threshold"),
