@@ -42,26 +42,47 @@ def nucleus(logits: jax.Array, top_p: float) -> jax.Array:
     return jnp.where(kept, logits, -jnp.inf)
 
 
-def sample(keys: jax.Array, logits: jax.Array, temperature: float, top_p: float) -> jax.Array:
+def shape(logits: jax.Array, temperature: float, top_p: float, top_k: int = 0) -> jax.Array:
+    """The law that tokens are drawn from: temperature, then nucleus, then the `top_k` best.
+
+    Args:
+      logits: (..., V), any float dtype; ids at or below `EXCLUDED` are never drawn.
+      temperature: divides the logits; 0 leaves them, as the other two then only bear on scores.
+      top_p: nucleus mass in (0, 1]; 1 turns it off.
+      top_k: ids that are kept, and all that tie with the last of them; 0 keeps all.
+
+    Returns:
+      (..., V) float32 logits, -inf at the ids that were dropped.
+    """
+    if not temperature >= 0:
+        raise ValueError(f"temperature={temperature} is not allowed; give 0 (greedy) or more")
+    if top_k < 0:
+        raise ValueError(f"top_k={top_k} is not allowed; give a number of ids, or 0 for all")
+    logits = logits.astype(jnp.float32)
+    logits = jnp.where(logits <= EXCLUDED, -jnp.inf, logits / (temperature or 1.0))
+    logits = nucleus(logits, top_p)
+    if 0 < top_k < logits.shape[-1]:
+        last = jax.lax.top_k(logits, top_k)[0][..., -1:]
+        logits = jnp.where(logits >= last, logits, -jnp.inf)
+    return logits
+
+
+def sample(
+    keys: jax.Array, logits: jax.Array, temperature: float, top_p: float, top_k: int = 0
+) -> jax.Array:
     """Draws one id per distribution, by the Gumbel-max trick.
 
     Args:
       keys: (...) typed keys, one per distribution: a draw does not depend on its neighbours.
-      logits: (..., V), any float dtype; ids at or below `EXCLUDED` are never drawn.
-      temperature: divides the logits before the nucleus; 0 takes the most likely id.
-      top_p: nucleus mass in (0, 1]; 1 turns it off.
+      logits, temperature, top_p, top_k: see `shape`; temperature 0 takes the most likely id.
 
     Returns:
       (...) int32 ids.
     """
-    if not temperature >= 0:
-        raise ValueError(f"temperature={temperature} is not allowed; give 0 (greedy) or more")
-    logits = logits.astype(jnp.float32)
+    shaped = shape(logits, temperature, top_p, top_k)
     if temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = jnp.where(logits <= EXCLUDED, -jnp.inf, logits / temperature)
-    logits = nucleus(logits, top_p)
-    return jnp.argmax(logits + _gumbel(keys, logits.shape), axis=-1).astype(jnp.int32)
+    return jnp.argmax(shaped + _gumbel(keys, shaped.shape), axis=-1).astype(jnp.int32)
 
 
 def _gumbel(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:

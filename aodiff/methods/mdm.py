@@ -199,8 +199,14 @@ class MDMMethod:
         n, cfg = self.seq_len, self.model.cfg
         order, name = None, "uniform" if s.order == "own" else s.order
         if name not in denoise.SCORES:
-            order = order_of(name, n, 0, self.native)
-        decoder = denoise.Decoder(name, s.schedule, s.steps or n, s.block or n)
+            order, name = order_of(name, n, 0, self.native), "order"
+        blocks = n // s.block if s.block else 1
+        if s.steps % blocks:
+            raise ConfigError(
+                f"sample.steps={s.steps} with {blocks} blocks of {s.block}; use a multiple of "
+                f"{blocks}, or 0 for one call a token"
+            )
+        decoder = denoise.Decoder(name, s.schedule, (s.steps or n) // blocks, s.block)
         decoder.check(n)
 
         def fn(params, extra, keys, tokens, given):

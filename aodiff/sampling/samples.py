@@ -8,9 +8,11 @@ import jax
 class Samples:
     """Generated rows.
 
-    tokens (B, n) int32 in natural order; lengths (B,) int32; step (B, n) int32, the network call at
-    which each position was filled (-1: it was given). Where the sampler knows them: logp (B, n)
-    float32, the log probability of each filled token, and calls (B,) int32, network calls.
+    tokens (B, n) int32 in natural order, 0 beyond the length; lengths (B,) int32; step (B, n)
+    int32, the network call at which each position was filled (-1: it was given). Where the sampler
+    knows them: logp (B, n) float32, the log probability of each filled token; calls (B,) int32,
+    network calls whose result a row used; widths and squares (B,) float32, the sums over those
+    calls of the row's length and of its square, from which its FLOPs follow.
     """
 
     tokens: jax.Array
@@ -18,3 +20,5 @@ class Samples:
     step: jax.Array
     logp: jax.Array | None = None
     calls: jax.Array | None = None
+    widths: jax.Array | None = None
+    squares: jax.Array | None = None

@@ -10,7 +10,7 @@ from tests.toy_denoiser import MASK, ROWS, N, ToyDenoiser, joint
 V = 5
 
 
-def hashed(tokens):
+def hashed(tokens, length=None):
     """Logits that depend on the whole row, (B, n, V + 1); the last id, the mask, is excluded."""
     n = tokens.shape[1]
     weight = jnp.sin(jnp.arange(n * n * (V + 1.0)).reshape(n, n, V + 1) * 7.3)
@@ -52,7 +52,7 @@ def test_factor_reveals_the_longest_run_of_confident_ranks():
     out = run(
         Decoder("confidence", "factor(1)", 4, 4),
         n=4,
-        denoise=lambda tokens: jnp.broadcast_to(fixed[None], (len(tokens), 4, 6)),
+        denoise=lambda tokens, _: jnp.broadcast_to(fixed[None], (len(tokens), 4, 6)),
         temperature=0.0,
     )
     assert out.step[0].tolist() == [0, 1, 1, 0]  # 0.9, 0.76 pass; 0.7 fails its bar of 3/4
@@ -67,7 +67,7 @@ def test_one_token_a_call_with_exact_conditionals_draws_from_the_law(score):
         Decoder(score, "linear", N, N),
         batch=num,
         n=N,
-        denoise=lambda t: ToyDenoiser(0.0).apply({}, jnp.where(t == V, MASK, t)),
+        denoise=lambda t, _: ToyDenoiser(0.0).apply({}, jnp.where(t == V, MASK, t)),
         order=order if score == "order" else None,
     )
     counts = np.bincount(out.tokens @ np.array([9, 3, 1]), minlength=27)
@@ -83,7 +83,7 @@ def test_all_at_once_draws_from_the_product_of_the_marginals():
         Decoder("confidence", "linear", 1, N),
         batch=num,
         n=N,
-        denoise=lambda t: ToyDenoiser(0.0).apply({}, jnp.where(t == V, MASK, t)),
+        denoise=lambda t, _: ToyDenoiser(0.0).apply({}, jnp.where(t == V, MASK, t)),
     )
     marginal = [np.bincount(ROWS[:, i], joint()) for i in range(N)]
     product = np.einsum("a,b,c->abc", *marginal).reshape(-1)
@@ -92,11 +92,11 @@ def test_all_at_once_draws_from_the_product_of_the_marginals():
 
 
 def test_blocks_come_in_turn_and_one_position_blocks_are_left_to_right():
-    out = run(Decoder("confidence", "linear", 4, 4))
+    out = run(Decoder("confidence", "linear", 2, 4))
     assert np.all(out.step[:, :4].max(1) < out.step[:, 4:].min(1))
-    one = run(Decoder("confidence", "linear", 8, 1), temperature=0.0)
+    one = run(Decoder("confidence", "linear", 1, 1), temperature=0.0)
     order = jnp.broadcast_to(jnp.arange(8)[None], (2, 8))
-    l2r = run(Decoder("l2r", "linear", 8, 8), temperature=0.0, order=order)
+    l2r = run(Decoder("order", "linear", 8), temperature=0.0, order=order)
     np.testing.assert_array_equal(one.tokens, l2r.tokens)
     np.testing.assert_array_equal(one.step, np.tile(np.arange(8), (2, 1)))
 
@@ -123,7 +123,7 @@ def test_a_row_does_not_depend_on_its_batch():
 
 
 def test_ties_go_to_the_left():
-    flat = lambda tokens: jnp.zeros((*tokens.shape, V + 1)).at[..., V].set(-1e9)
-    for score in SCORES:
-        out = run(Decoder(score, "linear", 8, 8), denoise=flat, temperature=0.0)
+    flat = lambda tokens, _: jnp.zeros((*tokens.shape, V + 1)).at[..., V].set(-1e9)
+    for score in set(SCORES) - {"random", "r2l"}:
+        out = run(Decoder(score, "linear", 8), denoise=flat, temperature=0.0)
         np.testing.assert_array_equal(out.step[0], np.arange(8))
