@@ -1,5 +1,6 @@
 """The base config, its validation, and the one exception every bad value raises."""
 
+import copy
 import difflib
 import json
 import math
@@ -47,16 +48,48 @@ METHOD_DEFAULTS = {
         canvas=(),  # or (share, shortest): rows to cut to a random length, at least shortest
     ),
 }
+# A policy of positions, and the denoiser that it guides.
+REVEAL_POLICY = dict(
+    policy="mlp",  # or "transformer", for text
+    policy_width=64,
+    policy_cells=False,  # the policy knows which cell it looks at: for errors of single cells
+    prior=0.0,  # weight of the top log probability in its scores; 0: it starts uniform
+    mislead=(),  # cells where the denoiser is made confidently wrong, see aodiff/methods/guided.py
+)
+METHOD_DEFAULTS |= {
+    "sas": dict(
+        **REVEAL_POLICY,
+        group=8,  # trajectories of each row
+        inner_epochs=4,  # steps on the same trajectories
+        clip=0.2,
+        advantage="batch_rms",  # or "group_std", "reward_to_go"
+        kl=0.0,  # weight of the divergence from the policy at the start
+    ),
+    "sas_denoiser": dict(
+        **REVEAL_POLICY,
+        random=0.1,  # share of rows with random masks instead of a state of a trajectory
+        scope="all",  # what learns: or "last_block", "head"
+    ),
+}
+# What config.method=sas trains beside the policy, see aodiff/stages.py; 0 steps: not at all.
+STAGES = {
+    "sas": dict(
+        denoiser=dict(steps=500, batch=128, lr=2e-3),  # unless checkpoint.init_from names one
+        second=dict(steps=0, batch=128, lr=5e-4, random=0.1, scope="all"),
+    )
+}
 ANY_ORDER_MODEL = dict(injection="adaln", cond_dim=128, norm="rms", num_sinks=1)
 MODEL_DEFAULTS = {  # beside what every model has
     "aogpt": ANY_ORDER_MODEL,
     "ordergpt": ANY_ORDER_MODEL,
-    "mdm": dict(
+} | dict.fromkeys(
+    ("mdm", "sas", "sas_denoiser"),
+    dict(
         mlp="swiglu",  # or "gelu"
         mlp_dim=config_dict.placeholder(int),  # None: 4 * width
         position="learned",  # or "rope", or "grid" for boards
     ),
-}
+)
 MDM = "mdm"  # in config.compare: a masked diffusion model
 
 
@@ -76,7 +109,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             remat="none",
             attention="auto",
             kernel_std=0.02,  # of projections at the start; narrow models learn faster with more
-            **MODEL_DEFAULTS[method],
+            **copy.deepcopy(MODEL_DEFAULTS[method]),  # placeholders are shared otherwise
         )
     )
     c.data = ml_collections.ConfigDict(
@@ -167,6 +200,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
     c.compare = ml_collections.ConfigDict()
     # The config and its arms once per seed and hidden permutation; (): once, as it stands.
     c.study = ml_collections.ConfigDict(dict(seeds=(), permute_seeds=()))
+    c.stages = ml_collections.ConfigDict(STAGES.get(method, {}))
     # Measure -> (lowest, highest) that passes, and the share of runs that must pass.
     c.criteria = ml_collections.ConfigDict()
     return c

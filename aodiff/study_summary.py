@@ -10,7 +10,7 @@ import numpy as np
 
 from aodiff import data, figures_ordergpt, figures_study, study
 from aodiff.core.orders import kendall_tau
-from aodiff.summary import chosen_record, how, run_dirs
+from aodiff.summary import chosen_record, how, measures, run_dirs
 from aodiff.writers import replace_text
 
 
@@ -67,7 +67,7 @@ def _read_arm(config, workdir: pathlib.Path, seconds: float) -> Result:
         seconds=goodput["seconds"]["step"] + seconds,
         measures={
             f"{name}/{key}": value
-            for name, numbers in _json(workdir / "measures.json").get("measures", {}).items()
+            for name, numbers in measures(workdir).items()
             for key, value in numbers.items()
         },
     )

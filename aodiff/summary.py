@@ -1,10 +1,12 @@
 """The last thing a run prints: its numbers, its comparison runs, its files, the next commands."""
 
+import json
 import math
 import pathlib
 
 import numpy as np
 
+from aodiff.evals import TABLES
 from aodiff.evaluate import format_result, records, reported_step
 
 
@@ -15,10 +17,19 @@ def run_summary(config, workdir: pathlib.Path, commands: list[str]) -> str:
     lines = [f"{record['split']} of {record['data']} after {record['step']} steps{how(config)}"]
     for name, result in record["results"].items():
         lines.append(f"  {name:<{width}}  {format_result(result)}")
+    for name, numbers in measures(workdir).items():
+        if name in TABLES:
+            lines += ["", TABLES[name](numbers)]
     if config.compare:
         lines += ["", "with equal compute", comparison_table(run_dirs(config, workdir), config)]
     figures = sorted(str(path) for path in workdir.rglob("*.png"))
     return "\n".join(["", *lines, "", "figures: " + ", ".join(figures), *commands])
+
+
+def measures(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
+    """What a run measured of its model, by measure and key; {} if nothing."""
+    path = workdir / "measures.json"
+    return json.loads(path.read_text())["measures"] if path.exists() else {}
 
 
 def run_dirs(config, workdir: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -75,6 +75,7 @@ def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Se
     info = data.describe(config.data)
     evals.check(config, info)
     method = method or methods.build(config, info)
+    evals.check_decoders(config, method)
     for order in set(config.compare.values()) - set(config_lib.FOUND):
         methods.build(arms.arm(config, order), info)
     mask = optim.decay_mask(state.abstract_params(method))

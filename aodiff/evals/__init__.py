@@ -3,7 +3,7 @@
 import json
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 from absl import logging
@@ -11,11 +11,12 @@ from absl import logging
 from aodiff import distributed
 from aodiff.config import ConfigError, scored_splits
 from aodiff.data import DataInfo, Source
-from aodiff.evals import image, order, pose, table, text
-from aodiff.evals.trained import Trained
+from aodiff.evals import image, order, pose, sudoku, table, text
+from aodiff.evals.trained import Trained, decoding
+from aodiff.methods.base import Method
 from aodiff.writers import replace_text
 
-__all__ = ["MEASURES", "Trained", "check", "measure"]
+__all__ = ["MEASURES", "TABLES", "Trained", "check", "check_decoders", "measure"]
 
 # Each returns named numbers and may write figures to `workdir`; chosen by `config.eval.measures`.
 MEASURES: dict[str, Callable[[Trained], dict[str, float]]] = {
@@ -24,6 +25,7 @@ MEASURES: dict[str, Callable[[Trained], dict[str, float]]] = {
     "pose": pose.measure,
     "image": image.measure,
     "text": text.measure,
+    "sudoku": sudoku.measure,
 }
 # What data a measure is for; one that is not here is for all.
 FITS: dict[str, tuple[Callable[[DataInfo], bool], str]] = {
@@ -31,7 +33,10 @@ FITS: dict[str, tuple[Callable[[DataInfo], bool], str]] = {
     "pose": (pose.fits, "poses"),
     "image": (image.fits, "images"),
     "text": (text.fits, "text"),
+    "sudoku": (sudoku.fits, "Sudoku boards"),
 }
+# How a run's summary shows the numbers of a measure; of others it says nothing.
+TABLES: dict[str, Callable[[Mapping[str, float]], str]] = {"sudoku": sudoku.table}
 
 
 def check(config, info: DataInfo) -> None:
@@ -56,6 +61,13 @@ def check(config, info: DataInfo) -> None:
         raise ConfigError(
             f"eval.samples={config.eval.samples} is too few to compare with data; use 20 or more"
         )
+
+
+def check_decoders(config, method: Method) -> None:
+    """Raises ConfigError or ValueError unless the method decodes as the measures will ask it to."""
+    if "sudoku" in config.eval.measures:
+        for name in sudoku.decoders(config):
+            method.sampler(decoding(config, order=name, temperature=0.0), 0)
 
 
 def measured(config, workdir: pathlib.Path, step: int) -> bool:

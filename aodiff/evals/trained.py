@@ -15,6 +15,16 @@ from aodiff.data.pipeline import as_batch
 from aodiff.generate import draw_rows
 from aodiff.methods.base import Method, Samples
 
+# The model's own order, one token a call, sampled from its law.
+EXACT = dict(order="own", steps=0, schedule="linear", block=0, temperature=1.0, top_p=1.0)
+
+
+def decoding(config, **sample) -> ml_collections.ConfigDict:
+    """A copy of a config that draws `eval.batch` rows a call, with values of `config.sample`."""
+    c = ml_collections.ConfigDict(config).copy_and_resolve_references().unlock()
+    c.sample.update(sample, batch=c.eval.batch)
+    return c
+
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
@@ -44,19 +54,18 @@ class Trained:
     def nats_per_row(self) -> float:
         return self.own["nats_per_token"] * self.own["tokens"] / self.own["rows"]
 
-    def complete(self, tokens: np.ndarray, given: np.ndarray) -> Samples:
-        """Writes what is not given in the model's own order, one token a call.
+    def complete(self, tokens: np.ndarray, given: np.ndarray, **sample) -> Samples:
+        """Writes what is not given, by default in the model's own order, one token a call.
 
         Args:
           tokens: (num, L) ids in natural order.
           given: (num, L) bool.
+          **sample: values of `config.sample` that replace that default, all of them.
 
         Returns:
           Samples in natural order.
         """
-        c = ml_collections.ConfigDict(self.config).copy_and_resolve_references().unlock()
-        exact = dict(order="own", steps=0, schedule="linear", block=0, temperature=1.0, top_p=1.0)
-        c.sample.update(exact, batch=c.eval.batch)
+        c = decoding(self.config, **(sample or EXACT))
         return draw_rows(
             self.method, self.params, self.extra, self.info, c, self.mesh, tokens, given
         )
@@ -70,10 +79,13 @@ class Trained:
     def rows(self, split: str, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Ids int32 and scored cells bool, both (rows, L) in natural order, of a split.
 
-        At most `most` rows, evenly spaced, for neighbours in a file may be alike.
+        At most `most` rows, far apart, for neighbours in a file may be alike.
         """
-        source = self.splits[split]
-        num = min(len(source), most or len(source))
-        picked = np.linspace(0, len(source) - 1, num).astype(np.int64)
-        batch = as_batch(source.read(picked), picked)
+        picked = self.picked(split, most)
+        batch = as_batch(self.splits[split].read(picked), picked)
         return self.info.natural(batch["tokens"]), self.info.natural(batch["loss_mask"])
+
+    def picked(self, split: str, most: int | None = None) -> np.ndarray:
+        """Numbers of at most `most` rows of a split, evenly spaced, int64."""
+        length = len(self.splits[split])
+        return np.linspace(0, length - 1, min(length, most or length)).astype(np.int64)
