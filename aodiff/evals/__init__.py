@@ -116,8 +116,9 @@ def measure(
     for name in setup.config.eval.measures:
         numbers = {key: float(value) for key, value in MEASURES[name](trained).items()}
         found[name] = {key: value for key, value in numbers.items() if math.isfinite(value)}
-        words = ", ".join(f"{key} {value:.4g}" for key, value in found[name].items())
-        logging.info("%s: %s", name, words)
+        if name not in TABLES:
+            words = ", ".join(f"{key} {value:.4g}" for key, value in found[name].items())
+            logging.info("%s: %s", name, words)
     if jax.process_index() == 0:
         found_on = {"step": step, "split": setup.config.eval.split, "measures": found}
         replace_text(workdir / "measures.json", json.dumps(found_on, indent=1))
