@@ -182,10 +182,16 @@ def isolation(python: str = sys.executable) -> str:
     """
     for name in ISOLATIONS:
         try:
-            if run(PROBE, isolated=name, python=python).state == "passed":
-                return name
+            result = run(PROBE, isolated=name, python=python)
         except SandboxError as error:
             failure = error
+            continue
+        if result.state == "passed":
+            return name
+        failure = SandboxError(
+            f"{python} {result.state} on its own standard library in the sandbox "
+            f"({result.detail}); use one that every user may read"
+        )
     raise failure
 
 
