@@ -85,6 +85,14 @@ def sample(
     return jnp.argmax(shaped + _gumbel(keys, shaped.shape), axis=-1).astype(jnp.int32)
 
 
+def jensen_shannon(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Jensen-Shannon divergence (...) in nats, 0 to log 2, of two laws as logits (..., V)."""
+    logs = [jax.nn.log_softmax(x.astype(jnp.float32), axis=-1) for x in (first, second)]
+    middle = jnp.logaddexp(*logs) - jnp.log(2.0)
+    parts = [jnp.sum(jnp.where(x > -jnp.inf, jnp.exp(x) * (x - middle), 0.0), -1) for x in logs]
+    return jnp.maximum(0.5 * (parts[0] + parts[1]), 0.0)
+
+
 def _gumbel(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     def one(key: jax.Array) -> jax.Array:
         return jax.random.gumbel(key, shape[-1:], jnp.float32, mode="high")

@@ -53,7 +53,8 @@ def _margin(logits: jax.Array) -> jax.Array:
     return _max_prob(logits) - second
 
 
-def _neg_entropy(logits: jax.Array) -> jax.Array:
+def neg_entropy(logits: jax.Array) -> jax.Array:
+    """Minus the entropies (B, C) in nats of `logits` (B, C, V)."""
     law = jax.nn.softmax(logits, axis=2)
     mean = jnp.sum(jnp.where(law > 0, law * logits, 0.0), axis=2)
     return mean - jax.nn.logsumexp(logits, axis=2)
@@ -75,7 +76,7 @@ SCORES: dict[str, Callable[[View], jax.Array]] = {
     "confidence_filtered": lambda v: chance(v.shaped, v.proposal),
     "max_prob": lambda v: _max_prob(v.logits),
     "margin": lambda v: _margin(v.shaped),
-    "entropy": lambda v: _neg_entropy(v.shaped),
+    "entropy": lambda v: neg_entropy(v.shaped),
     "random": lambda v: _uniform(v.keys),
     "l2r": lambda v: -_position(v),
     "r2l": _position,
