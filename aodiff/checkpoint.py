@@ -24,6 +24,17 @@ FORMAT = 1
 IDENTITY = ("seed", "train.global_batch", "method.", "data.", "model.")
 SHAPES = ("model.", "data.seq_len", "data.tokenizer", "data.vocab", "data.levels")
 MODEL_IDENTITY = ("method.", "data.permute_seed", *SHAPES)
+# (stored method, method of the new run) -> what `init_from` takes: place in the new state -> in the
+# stored one. Others must be of one family and take the parameters.
+STARTS = {
+    ("mdm", "sas"): {"extra.denoiser": "params"},
+    ("sas", "sas"): {"extra.denoiser": "extra.denoiser", "params": "params"},
+    ("sas_denoiser", "sas"): {"extra.denoiser": "params", "params": "extra.policy"},
+    ("sas", "sas_denoiser"): {"params": "extra.denoiser", "extra.policy": "params"},
+    ("sas_denoiser", "sas_denoiser"): {"params": "params", "extra.policy": "extra.policy"},
+    ("sas_denoiser", "mdm"): {"params": "params"},
+}
+NEVER_FRESH = ("sas", "sas_denoiser")
 # These do not change the function of a model.
 FREE = ("data.dir", "model.remat", "model.attention", "checkpoint.allow_config_change")
 
@@ -100,14 +111,21 @@ class Checkpoints:
         """The full state, on the shardings of `abstract`. Call it outside any mesh."""
         return self._restore(step, state=ocp.args.StandardRestore(abstract))["state"]
 
-    def params(self, step: int, abstract: Any) -> Any:
-        """The parameters alone, on the shardings of `abstract` (parameters of a state)."""
+    def part(self, step: int, path: str, abstract: Any) -> Any:
+        """A part of the state alone, such as "params" or "extra.denoiser", on the shardings of
+        `abstract`, its shapes."""
+        item = abstract
+        for name in reversed(path.split(".")):
+            item = {name: item}
         args = ocp.args.PyTreeRestore(
-            item={"params": abstract},
-            restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),
+            item=item,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(item),
             partial_restore=True,
         )
-        return self._restore(step, state=args)["state"]["params"]
+        found = self._restore(step, state=args)["state"]
+        for name in path.split("."):
+            found = found[name]
+        return found
 
     def _restore(self, step: int, **items) -> Any:
         try:
@@ -225,12 +243,39 @@ def start_up(
         stored = other.meta(step)
         check_same_run(stored, config, stored["fingerprint"], other.path.parent, SHAPES)
         logging.info("start: parameters of step %d of %s", step, c.init_from)
-        state = fresh().replace(params=other.params(step, abstract.params))
+        state = fresh()
+        for place, origin in starts(stored["config"]["method"]["name"], config).items():
+            group, _, name = place.partition(".")
+            like = abstract.extra[name] if name else abstract.params
+            found = other.part(step, origin, like)
+            state = state.replace(**{group: state.extra | {name: found} if name else found})
         if state.ema_params is not None:
             state = state.replace(ema_params=jax.tree.map(jnp.copy, state.params))
         return state, {}
+    if config.method.name in NEVER_FRESH:
+        raise ConfigError(
+            f"method.name={config.method.name!r} begins with a trained model; name the workdir of "
+            "its run in checkpoint.init_from"
+        )
     logging.info("start: fresh")
     return fresh(), {}
+
+
+def starts(stored: str, config) -> dict[str, str]:
+    """What a run of `config` takes from a run of the method `stored`; see `STARTS`.
+
+    Raises:
+      ConfigError: it cannot begin with such a run.
+    """
+    name = config.method.name
+    found = STARTS.get((stored, name))
+    if found is None and {stored, name} & set(NEVER_FRESH):
+        raise ConfigError(
+            f"checkpoint.init_from={str(config.checkpoint.init_from)!r} is a run of {stored}, with "
+            f"which {name} cannot begin; name one of "
+            f"{' or '.join(a for a, b in STARTS if b == name) or 'its own kind'}"
+        )
+    return found or {"params": "params"}
 
 
 def existing(workdir: str | pathlib.Path, what: str) -> tuple[Checkpoints, int]:

@@ -9,7 +9,17 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from aodiff import distributed, evals, host_memory, profiling, study, study_summary, train, writers
+from aodiff import (
+    distributed,
+    evals,
+    host_memory,
+    profiling,
+    stages,
+    study,
+    study_summary,
+    train,
+    writers,
+)
 from aodiff.checkpoint import CheckpointError
 from aodiff.config import ConfigError, default_workdir, on_split, scored_splits
 from aodiff.data import DataError
@@ -41,9 +51,12 @@ def run(config, workdir: pathlib.Path) -> None:
             commands = [f"{again} --mode=eval", f"{again} --mode=sample"]
             show = study_summary.study_summary if is_study else run_summary
             logging.info("%s", show(config, workdir, commands))
+            if stages.has_stages(config) and not is_study:
+                logging.info("%s", stages.table(config, workdir))
             study_summary.check(config, workdir)
         return
     config = study.member(config, workdir, _MODE.value) if is_study else config
+    config = stages.member(config, workdir)
     setup = train.set_up(config)
     step, trained_on, *model = train.restore(setup, workdir, config[_MODE.value].params)
     if _MODE.value == "eval":

@@ -69,12 +69,14 @@ def init_state(
 ) -> TrainState:
     """The concrete initial state with the shardings of `abstract`. Call it outside any mesh.
 
-    Seed and `extra` are arguments of the compiled program, so that runs of other seeds share it.
+    The seed is an argument of the compiled program and `extra` is made by one of its own, so that
+    runs of other seeds share the former.
     """
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
 
-    def build(seed: jax.Array, extra: Any) -> TrainState:
-        return partitioning.unbox(create(method, tx, ema, seed, extra))
+    def build(seed: jax.Array) -> TrainState:
+        return partitioning.unbox(create(method, tx, ema, seed, {}))
 
-    extra = jax.device_get(jax.jit(method.init_extra)())
-    return jax.jit(build, out_shardings=shardings)(np.uint32(seed), extra)
+    start = jax.jit(build, out_shardings=shardings.replace(extra={}))(np.uint32(seed))
+    extra = lambda: partitioning.unbox(method.init_extra())
+    return start.replace(extra=jax.jit(extra, out_shardings=shardings.extra)())

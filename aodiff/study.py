@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 from absl import logging
 
-from aodiff import accounting, arms, distributed, evaluate, train
+from aodiff import accounting, arms, distributed, evaluate, stages, train
 from aodiff import config as config_lib
 from aodiff.config import ConfigError
 from aodiff.core import empirical
@@ -94,7 +94,8 @@ def train_runs(
     """Trains the run of `config` in `workdir`, then its comparison runs in folders of their own."""
     progress = progress or Progress(1 + len(config.compare))
     begin = time.perf_counter()
-    train.train(config, workdir, profile=profile)
+    first = stages.run if stages.has_stages(config) else train.train
+    first(config, workdir, profile=profile)
     for name, order in config.compare.items():
         progress.add(time.perf_counter() - begin)
         logging.info("comparison run %s, order %s; %s", name, order, progress)

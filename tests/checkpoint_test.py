@@ -56,7 +56,7 @@ def test_parameters_alone(saved):
     workdir, s = saved
     found, step = checkpoint.existing(workdir, "--workdir")
     abstract = abstract_on(1, 8, 1)
-    params = found.params(step, abstract.params)
+    params = found.part(step, "params", abstract.params)
     equal(s.params, params)
     assert params["head"].sharding == abstract.params["head"].sharding
 

@@ -6,8 +6,16 @@ from aodiff.methods.aogpt import AOGPTMethod
 from aodiff.methods.base import Method
 from aodiff.methods.mdm import MDMMethod
 from aodiff.methods.ordergpt import OrderGPTMethod
+from aodiff.methods.sas import SASMethod
+from aodiff.methods.sas_denoiser import SASDenoiserMethod
 
-METHODS = {"aogpt": AOGPTMethod, "ordergpt": OrderGPTMethod, "mdm": MDMMethod}
+METHODS = {
+    "aogpt": AOGPTMethod,
+    "ordergpt": OrderGPTMethod,
+    "mdm": MDMMethod,
+    "sas": SASMethod,
+    "sas_denoiser": SASDenoiserMethod,
+}
 
 
 def build(config, info: DataInfo) -> Method:

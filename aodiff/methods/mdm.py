@@ -200,18 +200,11 @@ class MDMMethod:
         order, name = None, "uniform" if s.order == "own" else s.order
         if name not in denoise.SCORES:
             order, name = order_of(name, n, 0, self.native), "order"
-        blocks = n // s.block if s.block else 1
-        if s.steps % blocks:
-            raise ConfigError(
-                f"sample.steps={s.steps} with {blocks} blocks of {s.block}; use a multiple of "
-                f"{blocks}, or 0 for one call a token"
-            )
-        decoder = denoise.Decoder(name, s.schedule, (s.steps or n) // blocks, s.block)
-        decoder.check(n)
+        decoder = decoder_of(s, name, n)
 
         def fn(params, extra, keys, tokens, given):
             return denoise.decode(
-                lambda shown: self.denoise(params, shown, jnp.full(len(shown), n)),
+                lambda shown, length: self.denoise(params, shown, length),
                 keys,
                 tokens,
                 given,
@@ -226,6 +219,20 @@ class MDMMethod:
 
     def flops_per_token(self) -> float:
         return forward_flops_per_token(self.model.cfg)
+
+
+def decoder_of(sample, score: str, n: int) -> denoise.Decoder:
+    """The decoder of `config.sample` with a score, for rows of n positions."""
+    blocks = n // sample.block if sample.block else 1
+    if sample.steps % blocks:
+        raise ConfigError(
+            f"sample.steps={sample.steps} with {blocks} blocks of {sample.block}; use a multiple "
+            f"of {blocks}, or 0 for one call a token"
+        )
+    steps = (sample.steps or n) // blocks
+    decoder = denoise.Decoder(score, sample.schedule, steps, sample.block)
+    decoder.check(n)
+    return decoder
 
 
 def build_model(config, info: DataInfo) -> MDM:

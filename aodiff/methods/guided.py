@@ -1,0 +1,235 @@
+"""A denoiser and a policy of positions that guides it: trajectories, likelihoods and decoding."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aodiff import rng
+from aodiff.config import ConfigError
+from aodiff.core import trajectories
+from aodiff.core.schedules import make_schedule
+from aodiff.core.trajectories import Choose, Trajectory
+from aodiff.data import DataInfo
+from aodiff.methods.aogpt import native_order
+from aodiff.methods.base import Batch, Evaluation, Params, Samples, Scores
+from aodiff.methods.mdm import MDMMethod, board_groups, build_model, decoder_of
+from aodiff.metrics import Mean
+from aodiff.nn.reveal_policy import (
+    POLICIES,
+    RevealMLP,
+    RevealPolicy,
+    RevealTransformer,
+    log_policy,
+)
+from aodiff.sampling import denoise, policies
+
+Split = Callable[[Params, Any], tuple[Params, Params]]  # params, extra -> denoiser's, policy's
+
+
+@dataclasses.dataclass(frozen=True)
+class Misled(MDMMethod):
+    """A denoiser that is confidently wrong at `cells` while more than 30 % of a row is masked:
+    its logits move on by one symbol and are tripled (decoding.md 18.3)."""
+
+    cells: tuple[int, ...] = ()
+
+    def denoise(self, params: Params, tokens: jax.Array, length: jax.Array) -> jax.Array:
+        logits = super().denoise(params, tokens, length)
+        symbols = self.model.cfg.vocab_size
+        wrong = logits.at[..., :symbols].set(3.0 * jnp.roll(logits[..., :symbols], 1, axis=-1))
+        early = jnp.mean(tokens == self.model.cfg.mask, axis=1) > 0.3
+        misled = np.isin(np.arange(self.seq_len), self.cells)
+        return jnp.where((early[:, None] & misled[None])[..., None], wrong, logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guided:
+    """A denoiser and its policy.
+
+    Attributes:
+      steps: the largest number of hidden positions of a row.
+    """
+
+    denoiser: MDMMethod
+    policy: RevealPolicy
+    steps: int
+
+    @classmethod
+    def from_config(cls, config, info: DataInfo) -> "Guided":
+        """Raises ConfigError or ValueError for modules that cannot be built."""
+        return cls(_denoiser(config, info), _policy(config, info), _most_hidden(config))
+
+    @property
+    def seq_len(self) -> int:
+        return self.denoiser.seq_len
+
+    def choose(self, policy: Params, given: jax.Array, sampled: bool) -> Choose:
+        """The policy, sampled or at its most likely, for rows of which `given` is known.
+
+        It keeps `features` (B, n, F) and `logv` (B,), the log probability of its choice.
+        """
+
+        def choose(logits: jax.Array, hidden: jax.Array, keys: jax.Array):
+            features = self.policy.features(logits, hidden, given)
+            logv = log_policy(self.policy.scores(policy, features), hidden)
+            pick = trajectories.draw if sampled else lambda logv, hidden, keys: best(logv, hidden)
+            action = pick(logv, hidden, keys)
+            taken = jnp.take_along_axis(logv, action[:, None], axis=1)[:, 0]
+            return action, {"features": features, "logv": taken}
+
+        best = trajectories.best
+        return choose
+
+    def follow(self, denoiser: Params, choose: Choose, batch: Batch, keys: jax.Array) -> Trajectory:
+        """One trajectory of each row of a batch, from all it does not give to all it scores."""
+        return trajectories.follow(
+            lambda shown: self.denoiser.denoise(denoiser, shown, batch["length"]),
+            choose,
+            batch["tokens"],
+            batch["loss_mask"],
+            ~(batch["loss_mask"] | batch["given"]),
+            keys,
+            steps=self.steps,
+            mask_id=self.denoiser.model.cfg.mask,
+        )
+
+    # ---- likelihood ------------------------------------------------------------------------------
+
+    def evaluations(self, config, split: Split) -> dict[str, Evaluation]:
+        """By name of `config.eval.orders`, in nats per hidden position.
+
+        "own" is the sampled policy, "greedy" its most likely order; "any" is the denoiser's bound,
+        which is that of the uniform policy; scores of decoders are orders that depend on what is
+        predicted; any other name is an order of positions.
+        """
+        found = {}
+        for name in config.eval.orders:
+            if name in ("own", "greedy") or name in policies.SCORES:
+                found[name] = self.adaptive(name, config.eval.num_orders, split)
+                continue
+            inner = self.denoiser.bound(config.eval.num_orders)
+            inner = inner if name == "any" else self.denoiser.in_order(name)
+            found[name] = Evaluation(_of_denoiser(inner.fn, split), inner.estimator)
+        return found
+
+    def adaptive(self, name: str, num_orders: int, split: Split) -> Evaluation:
+        """Likelihood in the orders of the policy or of a decoder's score."""
+        random = name in ("own", "random")
+        draws = num_orders if random else 1
+
+        def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
+            denoiser, policy = split(params, extra)
+            keys = rng.example_keys(key, batch["example_id"])
+            choose = scored(name)
+            if name in ("own", "greedy"):
+                choose = self.choose(policy, batch["given"], sampled=name == "own")
+
+            def one(draw: jax.Array):
+                path = self.follow(denoiser, choose, batch, rng.fold(keys, draw))
+                return path.reward, jnp.any(path.hidden, axis=2)
+
+            reward, active = jax.lax.map(one, jnp.arange(draws))
+            curve = Mean(-reward.sum((0, 2)), active.sum((0, 2), dtype=jnp.float32))
+            count = jnp.sum(batch["loss_mask"], axis=1, dtype=jnp.float32)
+            return Scores(-jnp.mean(reward.sum(1), axis=0), count, {"by_step": curve})
+
+        which = {"own": "the sampled policy", "greedy": "the policy at its most likely"}
+        what = which.get(name, f"order by {name}")
+        kind = f"upper bound (Jensen), {draws} orders per row" if random else "exact"
+        return Evaluation(fn, f"{kind}, one position per call, {what}")
+
+    # ---- decoding --------------------------------------------------------------------------------
+
+    def sampler(self, config, max_given: int, split: Split) -> Callable[..., Samples]:
+        """Decoding by the policy for `sample.order` "own" (most likely) and "sampled", as the
+        denoiser alone decodes otherwise."""
+        s = config.sample
+        if s.order not in ("own", "sampled"):
+            plain = self.denoiser.sampler(config, max_given)
+
+            def fn(params, extra, keys, tokens, given):
+                return plain(split(params, extra)[0], extra, keys, tokens, given)
+
+            return fn
+        decoder = decoder_of(s, "policy", self.seq_len)
+
+        def fn(params, extra, keys, tokens, given):
+            denoiser, policy = split(params, extra)
+
+            def scores(logits, masked, length):
+                found = self.policy.scores(policy, self.policy.features(logits, masked, given))
+                if s.order == "own":
+                    return found
+                # The number of masks tells the steps of a row apart.
+                step_keys = jax.vmap(jax.random.fold_in)(
+                    rng.fold(keys, self.seq_len), jnp.sum(masked, axis=1)
+                )
+                return found + trajectories.noise(step_keys, found.shape[1])
+
+            return denoise.decode(
+                lambda shown, length: self.denoiser.denoise(denoiser, shown, length),
+                keys,
+                tokens,
+                given,
+                decoder,
+                policy=scores,
+                mask_id=self.denoiser.model.cfg.mask,
+                temperature=s.temperature,
+                top_p=s.top_p,
+            )
+
+        return fn
+
+
+def scored(name: str) -> Choose:
+    """The order of a decoder's score, for the most likely tokens."""
+
+    def choose(logits: jax.Array, hidden: jax.Array, keys: jax.Array):
+        cells = jax.vmap(lambda k: jax.random.split(k, hidden.shape[1]))(keys)
+        proposal = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        score = policies.SCORES[name](policies.View(logits, logits, proposal, cells))
+        return trajectories.best(score, hidden), {}
+
+    return choose
+
+
+def _of_denoiser(fn, split: Split):
+    return lambda params, batch, key, extra: fn(split(params, extra)[0], batch, key, {})
+
+
+def _denoiser(config, info: DataInfo) -> MDMMethod:
+    """The denoiser of `config.model`, misled where the method says so."""
+    parts = (build_model(config, info), "count", make_schedule("linear"), 1e-3, native_order(info))
+    cells = tuple(config.method.mislead)
+    if cells and not set(cells) <= set(range(info.seq_len)):
+        raise ConfigError(
+            f"method.mislead={cells} names cells outside 0 .. {info.seq_len - 1}; correct it"
+        )
+    return Misled(*parts, cells=cells) if cells else MDMMethod(*parts)
+
+
+def _policy(config, info: DataInfo) -> RevealPolicy:
+    """The policy of `config.method`: features of boards where the data has a grid."""
+    m = config.method
+    if m.policy not in POLICIES:
+        raise ConfigError(
+            f"method.policy={m.policy!r} is unknown; use one of {', '.join(POLICIES)}"
+        )
+    if m.policy == "mlp":
+        net = RevealMLP(m.policy_width, info.seq_len if m.policy_cells else 0)
+    elif m.policy_cells:
+        raise ConfigError("method.policy_cells is for method.policy='mlp'; set it to False")
+    else:
+        net = RevealTransformer(m.policy_width)
+    groups = board_groups(info) if info.grid else ()
+    eos = getattr(info.tokenizer, "eos", None)
+    return RevealPolicy(net, info.vocab_size, groups, eos, m.prior)
+
+
+def _most_hidden(config) -> int:
+    """Positions of a row that its clues leave open, at most."""
+    return config.data.seq_len - (config.data.clues[0] if config.data.clues else 0)

@@ -1,0 +1,149 @@
+"""The second stage of SAS: a denoiser learns along the trajectories of a frozen policy.
+
+The loss of a state is the bound of SAS with the next choice integrated out (Rao-Blackwell), the
+state a uniformly random step of a trajectory under the denoiser as it is now. Rows with random
+masks instead are ordinary masked training; all of them random is the control. Source: arXiv
+2606.23567; decoding.md 12.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aodiff import rng
+from aodiff.config import ConfigError
+from aodiff.core import trajectories
+from aodiff.data import DataInfo
+from aodiff.methods.base import Batch, Evaluation, LossOutput, Params, Samples, token_rows
+from aodiff.methods.guided import Guided
+from aodiff.metrics import Mean
+from aodiff.nn.reveal_policy import log_policy
+
+SCOPES = ("all", "last_block", "head")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SASDenoiserMethod:
+    """Hyper-parameters and modules of the second stage; see `aodiff.methods.base.Method`.
+
+    Attributes:
+      guided: the denoiser, which learns, and the policy.
+      random: share of rows with random masks.
+      scope: what learns: "all", "last_block" with what follows it, or "head" with the last norm.
+    """
+
+    guided: Guided
+    random: float
+    scope: str
+    refresh_every: int = 0
+
+    @classmethod
+    def from_config(cls, config, info: DataInfo) -> "SASDenoiserMethod":
+        """Raises ValueError for a model or a policy that cannot be built."""
+        m = config.method
+        if m.scope not in SCOPES or not 0 <= m.random <= 1:
+            raise ConfigError(
+                f"method.scope={m.scope!r}, method.random={m.random}: the scope is one of "
+                f"{', '.join(SCOPES)}, the share of random masks a number in [0, 1]"
+            )
+        if m.scope != "all" and config.optim.weight_decay:
+            raise ConfigError(
+                f"method.scope={m.scope!r} with optim.weight_decay={config.optim.weight_decay} "
+                "would still shrink what does not learn; set optim.weight_decay=0"
+            )
+        return cls(guided=Guided.from_config(config, info), random=m.random, scope=m.scope)
+
+    def batch_spec(self, global_batch: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return token_rows(global_batch, self.guided.seq_len)
+
+    def init(self, key: jax.Array) -> Params:
+        return self.guided.denoiser.init(key)
+
+    def init_extra(self) -> dict:
+        """A fresh policy, to be replaced by that of `checkpoint.init_from`."""
+        return {"policy": self.guided.policy.init(rng.stream(0, rng.INIT), self.guided.seq_len)}
+
+    def draw(
+        self, key: jax.Array, batch: Batch, step: jax.Array, params: Params, extra: Any
+    ) -> tuple[Batch, Any]:
+        """Adds `hidden` (B, n) bool, a state of each row, and `weight` (B, n) float32 of its
+        losses: the number of steps times the policy, or that of the masked bound."""
+        rows = jnp.arange(batch["tokens"].shape[0])
+        walk, at, coin = jnp.moveaxis(
+            jax.vmap(lambda k: jax.random.split(k, 3))(rng.example_keys(key, rows)), 1, 0
+        )
+        drawn, _ = self.guided.denoiser.draw(key, batch, step, params, {})
+        hidden, weight = self.on_trajectory(params, extra["policy"], batch, walk, at)
+        random = (jax.vmap(jax.random.uniform)(coin) < self.random)[:, None]
+        return batch | {
+            "hidden": jnp.where(random, drawn["hidden"], hidden),
+            "weight": jnp.where(random, drawn["weight"][:, None], weight),
+        }, extra
+
+    def on_trajectory(
+        self, params: Params, policy: Params, batch: Batch, walk: jax.Array, at: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """A uniformly random step of a sampled trajectory of each row: hidden and weight (B, n).
+
+        Args:
+          walk, at: (B,) typed keys of the trajectory and of the step.
+        """
+        choose = self.guided.choose(policy, batch["given"], sampled=True)
+
+        def law(logits, hidden, keys):
+            action, kept = choose(logits, hidden, keys)
+            scores = self.guided.policy.scores(policy, kept["features"])
+            return action, jnp.exp(log_policy(scores, hidden))
+
+        path = self.guided.follow(params, law, batch, walk)
+        number = jnp.sum(batch["loss_mask"], axis=1)
+        step = (jax.vmap(jax.random.uniform)(at) * number).astype(jnp.int32)
+        pick = lambda x: jnp.take_along_axis(x, step[None, :, None], axis=0)[0]
+        hidden = pick(path.hidden)
+        return hidden, jnp.where(hidden, number[:, None] * pick(path.kept), 0.0)
+
+    def loss_fn(self, params: Params, batch: Batch) -> LossOutput:
+        """Nats per hidden position of the rows: their bound in the orders of the policy."""
+        known, hidden = batch["loss_mask"] | batch["given"], batch["hidden"]
+        shown = jnp.where(hidden | ~known, self.guided.denoiser.model.cfg.mask, batch["tokens"])
+        logits = self.guided.denoiser.denoise(_freeze(params, self.scope), shown, batch["length"])
+        nll = jnp.where(hidden, -trajectories.token_logp(logits, batch["tokens"]), 0.0)
+        total = jnp.sum(nll * batch["weight"], dtype=jnp.float32)
+        count = jnp.sum(batch["loss_mask"], dtype=jnp.float32)
+        return LossOutput(Mean(total, count), {"masked_nll": Mean.of(nll, hidden)})
+
+    def refresh(self, params, batch, key, step, extra):
+        return extra, {}
+
+    def evaluations(self, config) -> dict[str, Evaluation]:
+        return self.guided.evaluations(config, _split)
+
+    def sampler(self, config, max_given: int) -> Callable[..., Samples]:
+        return self.guided.sampler(config, max_given, _split)
+
+    def flops_per_token(self) -> float:
+        return self.guided.denoiser.flops_per_token()
+
+
+def _split(params: Params, extra: Any) -> tuple[Params, Params]:
+    return params, extra["policy"]
+
+
+def _freeze(params: Params, scope: str) -> Params:
+    """`params` of which no gradient reaches what is outside the scope."""
+    if scope == "all":
+        return params
+    stop = jax.lax.stop_gradient
+
+    def one(path, x: jax.Array) -> jax.Array:
+        names = [getattr(k, "key", "") for k in path]
+        if "norm" in names or "head_kernel" in names:
+            return x
+        if scope == "last_block" and "blocks" in names:
+            return jnp.concatenate([stop(x[:-1]), x[-1:]])
+        return stop(x)
+
+    return jax.tree_util.tree_map_with_path(one, params)
