@@ -72,13 +72,15 @@ def solution(text: str, prefix: str, entry_point: str) -> str:
     lines = code.split("[DONE]")[0].split("\n")[:MOST_LINES]
     code = "\n".join(lines)
     if prefix and not _defines(code, entry_point):
+        head = prefix
         indent = re.match(r"\s*", prefix.rstrip().rpartition("\n")[2])[0]
-        tries = [longest(prefix, body) for body in _indented(lines, indent)]
-        return essential(prefix + max(tries, key=lambda body: body.count("\n")))
-    if start := STARTS.search(code):
-        code = code[start.start() :]
-    head = f"{prefix}\n" if prefix else ""
-    return essential(head + longest(head, code))
+        bodies = _indented(lines, indent)
+    else:
+        head = f"{prefix}\n" if prefix else ""
+        start = STARTS.search(code)
+        bodies = [code, code[start.start() if start else 0 :]]
+    tries = [longest(head, body) for body in bodies]
+    return essential(head + max(tries, key=lambda body: body.count("\n")))
 
 
 def _indented(lines: list[str], indent: str) -> list[str]:
