@@ -1,11 +1,12 @@
 """Questions with answers of very different length: last digits of sums, as many as are asked for.
 
-A row is "38:12=" and then 12 digits, each the last digit of the sum of the two before it (1, 9, 0,
-9, ...), then the end symbol up to the length of the row. The question says how long the answer is;
-an answer is found by working through it.
+A row is "38l=" and then as many digits as the letter says (a 1, b 2, ... z 26, A 27, ... Z 52),
+each the last digit of the sum of the two before it (1, 9, 0, 9, ...), then the end symbol up to the
+length of the row. The question says how long the answer is; its digits are found one by one.
 """
 
 import dataclasses
+import string
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -16,16 +17,16 @@ from aodiff.data.sources import ArraySource, Source
 from aodiff.data.tokenizers import SymbolsTokenizer
 
 VERSION = 1
-PROMPT = 6  # two digits, ":", a number of two digits, "="
-MOST = 99  # digits of an answer
+PROMPT = 4  # two digits, a letter, "="
+MOST = len(string.ascii_letters)
 
 
 @dataclasses.dataclass(frozen=True)
 class SumsTokenizer(SymbolsTokenizer):
-    """Digits, the two marks of a question, and the end, which is shown as nothing."""
+    """Digits, "=", letters, and the end, which is shown as nothing."""
 
-    spec: str = "symbols:0123456789:=."
-    eos: int = 12
+    spec: str = f"symbols:{string.digits}={string.ascii_letters}."
+    eos: int = 11 + MOST
 
     def decode(self, ids: np.ndarray) -> str:
         ids = np.asarray(ids)
@@ -34,11 +35,9 @@ class SumsTokenizer(SymbolsTokenizer):
 
 def sums(first: np.ndarray, second: np.ndarray, number: np.ndarray, seq_len: int) -> np.ndarray:
     """Rows (N, seq_len) uint16 of questions: digits `first` and `second`, (N,), and `number` (N,)
-    of digits to write, 1 to seq_len - 7."""
+    of digits to write, 1 to seq_len - 5."""
     rows = np.full((len(first), seq_len), SumsTokenizer.eos, np.uint16)
-    colon, equals = SumsTokenizer().encode(":=")
-    rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 5] = first, second, colon, equals
-    rows[:, 3], rows[:, 4] = np.divmod(number, 10)
+    rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = first, second, number + 10, 10
     pair = first, second
     for i in range(int(number.max())):
         pair = pair[1], (pair[0] + pair[1]) % 10
@@ -46,13 +45,16 @@ def sums(first: np.ndarray, second: np.ndarray, number: np.ndarray, seq_len: int
     return rows
 
 
+def _longest(config: ConfigDict) -> int:
+    return min(config.seq_len - PROMPT - 1, MOST)
+
+
 def describe(config: ConfigDict) -> DataInfo:
-    """The questions of `config`; answers have up to seq_len - 7 digits, so that all end."""
-    longest = config.seq_len - PROMPT - 1
-    if not 1 <= longest <= MOST:
+    """The questions of `config`; answers have up to seq_len - 5 digits, so that all end."""
+    longest = _longest(config)
+    if longest < 1:
         raise DataError(
-            f"data.seq_len is {config.seq_len}; rows of sums have {PROMPT + 2} to "
-            f"{PROMPT + MOST + 1} symbols."
+            f"data.seq_len is {config.seq_len}; rows of sums have at least {PROMPT + 2} symbols."
         )
     if not 1 <= config.eval_rows <= 25 * longest:
         raise DataError(
@@ -74,7 +76,7 @@ def open_splits(config: ConfigDict) -> dict[str, Source]:
     """All questions, shuffled once: `eval_rows` for validation, as many for test, the rest to learn
     from. Fields are `tokens` and `prompt_len`."""
     describe(config)
-    total, held = 100 * (config.seq_len - PROMPT - 1), config.eval_rows
+    total, held = 100 * _longest(config), config.eval_rows
     which = permute(np.arange(total), total, seed=config.law_seed)
     number, pair = np.divmod(which, 100)
     rows = sums(*np.divmod(pair, 10), number + 1, config.seq_len)

@@ -41,7 +41,8 @@ def log_chance(logits: jax.Array, ids: jax.Array) -> jax.Array:
     return chosen - jax.nn.logsumexp(logits, axis=2)
 
 
-def _max_prob(logits: jax.Array) -> jax.Array:
+def max_prob(logits: jax.Array) -> jax.Array:
+    """Probabilities (B, C) of the most likely token."""
     return jnp.exp(jnp.max(logits, axis=2) - jax.nn.logsumexp(logits, axis=2))
 
 
@@ -50,7 +51,7 @@ def _margin(logits: jax.Array) -> jax.Array:
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
     others = jnp.where(ids == jnp.argmax(logits, axis=2)[..., None], -jnp.inf, logits)
     second = jnp.exp(jnp.max(others, axis=2) - jax.nn.logsumexp(logits, axis=2))
-    return _max_prob(logits) - second
+    return max_prob(logits) - second
 
 
 def neg_entropy(logits: jax.Array) -> jax.Array:
@@ -74,7 +75,7 @@ def _position(view: View) -> jax.Array:
 SCORES: dict[str, Callable[[View], jax.Array]] = {
     "confidence": lambda v: chance(v.logits, v.proposal),
     "confidence_filtered": lambda v: chance(v.shaped, v.proposal),
-    "max_prob": lambda v: _max_prob(v.logits),
+    "max_prob": lambda v: max_prob(v.logits),
     "margin": lambda v: _margin(v.shaped),
     "entropy": lambda v: neg_entropy(v.shaped),
     "random": lambda v: _uniform(v.keys),
