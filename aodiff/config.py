@@ -44,7 +44,9 @@ METHOD_DEFAULTS = {
     "mdm": dict(
         noise="count",  # or "time": how many positions are hidden, see aodiff/methods/mdm.py
         schedule="linear",  # of "time": "cosine", "poly(2)"
+        times=0,  # of "time": 0 is continuous, else the number of times
         min_time=1e-3,
+        weight="bound",  # or "context" (CART), "one": no bounds
         canvas=(),  # or (share, shortest): rows to cut to a random length, at least shortest
     ),
 }

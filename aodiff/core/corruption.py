@@ -65,3 +65,15 @@ def cut_lengths(points: jax.Array, lengths: jax.Array, share: float, shortest: i
     drawn = shortest - 1 + jnp.ceil(points / share * (lengths - shortest + 1))
     cut = jnp.clip(drawn.astype(jnp.int32), jnp.minimum(shortest, lengths), lengths)
     return jnp.where(points <= share, cut, lengths)
+
+
+def context_weight(visible: jax.Array, near: float = 0.3) -> jax.Array:
+    """How much of its neighbourhood every position knows, (B, n) float32 in [0, 1).
+
+    The sum of near (1 - near)^(d - 1) / 2 over the visible positions (B, n) bool at a distance d of
+    1 or more: close ones count most. CART of Ye et al. (Dream), arXiv 2508.15487; mdm.md 2.5.
+    """
+    position = jnp.arange(visible.shape[1])
+    distance = jnp.abs(position[:, None] - position[None])
+    share = jnp.where(distance > 0, near * (1 - near) ** (distance - 1.0) / 2, 0.0)
+    return visible.astype(jnp.float32) @ share

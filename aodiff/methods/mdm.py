@@ -16,7 +16,7 @@ import optax
 from aodiff import rng
 from aodiff.config import ConfigError
 from aodiff.core import corruption
-from aodiff.core.schedules import Schedule, make_schedule
+from aodiff.core.schedules import Schedule, discrete, make_schedule
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import FIXED_ORDERS, native_order, order_of
 from aodiff.methods.base import (
@@ -33,6 +33,7 @@ from aodiff.nn.mdm import MDM, MDMConfig, forward_flops_per_token
 from aodiff.sampling import denoise
 
 NOISE = ("count", "time")
+WEIGHTS = ("bound", "context", "one")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,8 @@ class MDMMethod:
     noise: "count" hides a uniform number of positions, exactly; "time" hides each position with
     the probability of a random time. Both losses have the bound as their expectation (but for
     times below `min_time`), the first with less variance.
+    weight: of the losses of hidden positions: "bound" makes the loss one; "context" is more where
+    more is known nearby (CART), and "one" the same everywhere, both of them no bound.
     canvas: (share, shortest): that share of the training rows is cut to a length uniform between
     `shortest` and their own, so that the model knows short rows (LLaDA: 0.01, 1).
     """
@@ -51,6 +54,7 @@ class MDMMethod:
     schedule: Schedule
     min_time: float
     native: tuple[int, ...]
+    weight: str = "bound"
     canvas: tuple[float, int] | tuple[()] = ()
     refresh_every: int = 0
 
@@ -58,18 +62,35 @@ class MDMMethod:
     def from_config(cls, config, info: DataInfo) -> "MDMMethod":
         """Raises ValueError for a model or a schedule that cannot be built."""
         m = config.method
-        if m.noise not in NOISE:
-            raise ConfigError(f"method.noise={m.noise!r} is unknown; use one of {', '.join(NOISE)}")
+        for key, allowed in (("noise", NOISE), ("weight", WEIGHTS)):
+            if m[key] not in allowed:
+                raise ConfigError(
+                    f"method.{key}={m[key]!r} is unknown; use one of {', '.join(allowed)}"
+                )
         if not 0 < m.min_time < 1:
             raise ConfigError(f"method.min_time={m.min_time} is not in (0, 1); 1e-3 is usual")
+        if m.times < 0:
+            raise ConfigError(
+                f"method.times={m.times} must not be negative; use 0 for continuous time"
+            )
         canvas = tuple(m.canvas)
         if canvas and not (len(canvas) == 2 and 0 < canvas[0] <= 1 <= canvas[1] <= info.seq_len):
             raise ConfigError(
                 f"method.canvas={canvas} is not (share of rows to cut, shortest length); use () "
                 f"or a share in (0, 1] and a length of 1 to {info.seq_len}"
             )
-        schedule, native = make_schedule(m.schedule), native_order(info)
-        return cls(build_model(config, info), m.noise, schedule, m.min_time, native, canvas)
+        schedule, min_time = make_schedule(m.schedule), m.min_time
+        if m.times:  # the first of them is never near 0
+            schedule, min_time = discrete(schedule, m.times), 0.0
+        return cls(
+            model=build_model(config, info),
+            noise=m.noise,
+            schedule=schedule,
+            min_time=min_time,
+            native=native_order(info),
+            weight=m.weight,
+            canvas=canvas,
+        )
 
     @property
     def seq_len(self) -> int:
@@ -87,12 +108,13 @@ class MDMMethod:
     def draw(
         self, key: jax.Array, batch: Batch, step: jax.Array, params: Params, extra: Any
     ) -> tuple[Batch, Any]:
-        """Adds `hidden` (B, n) bool and `weight` (B,) float32 of the hidden positions' losses."""
+        """Adds `hidden` (B, n) bool and `weight` (B, n) float32 of the hidden positions' losses."""
         num, n = batch["tokens"].shape
         if self.canvas:
             points = corruption.strata(jax.random.fold_in(key, num), num)
             length = corruption.cut_lengths(points, batch["length"], *self.canvas)
-            batch = batch | {"length": length, "loss_mask": batch["loss_mask"] & live(length, n)}
+            kept = {name: batch[name] & live(length, n) for name in ("loss_mask", "given")}
+            batch = batch | kept | {"length": length}
         scored = batch["loss_mask"]
         points = corruption.strata(key, num)
         keys = rng.example_keys(key, jnp.arange(num))
@@ -102,13 +124,18 @@ class MDMMethod:
             time = self.min_time + (1 - self.min_time) * points
             hidden = corruption.mask_with_rate(keys, scored, 1 - self.schedule.alpha(time))
             weight = self.schedule.weight(time)
+        weight = jnp.broadcast_to(weight[:, None], hidden.shape)
+        if self.weight == "context":
+            weight = corruption.context_weight((scored | batch["given"]) & ~hidden)
+        elif self.weight == "one":
+            weight = jnp.ones_like(weight)
         return batch | {"hidden": hidden, "weight": weight}, extra
 
     def loss_fn(self, params: Params, batch: Batch) -> LossOutput:
-        """Nats per scored position; its expectation bounds the negative log likelihood."""
+        """Nats per scored position; with the weight "bound" its mean bounds the NLL."""
         hidden = batch["hidden"]
         nll = self._hidden_nll(params, batch, hidden)
-        total = jnp.sum(nll * batch["weight"][:, None], dtype=jnp.float32)
+        total = jnp.sum(nll * batch["weight"], dtype=jnp.float32)
         count = jnp.sum(batch["loss_mask"], dtype=jnp.float32)
         return LossOutput(Mean(total, count), {"masked_nll": Mean.of(nll, hidden)})
 

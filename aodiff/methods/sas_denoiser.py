@@ -15,11 +15,9 @@ import jax.numpy as jnp
 
 from aodiff import rng
 from aodiff.config import ConfigError
-from aodiff.core import trajectories
 from aodiff.data import DataInfo
 from aodiff.methods.base import Batch, Evaluation, LossOutput, Params, Samples, token_rows
 from aodiff.methods.guided import Guided
-from aodiff.metrics import Mean
 from aodiff.nn.reveal_policy import log_policy
 
 SCOPES = ("all", "last_block", "head")
@@ -80,7 +78,7 @@ class SASDenoiserMethod:
         random = (jax.vmap(jax.random.uniform)(coin) < self.random)[:, None]
         return batch | {
             "hidden": jnp.where(random, drawn["hidden"], hidden),
-            "weight": jnp.where(random, drawn["weight"][:, None], weight),
+            "weight": jnp.where(random, drawn["weight"], weight),
         }, extra
 
     def on_trajectory(
@@ -107,13 +105,7 @@ class SASDenoiserMethod:
 
     def loss_fn(self, params: Params, batch: Batch) -> LossOutput:
         """Nats per hidden position of the rows: their bound in the orders of the policy."""
-        known, hidden = batch["loss_mask"] | batch["given"], batch["hidden"]
-        shown = jnp.where(hidden | ~known, self.guided.denoiser.model.cfg.mask, batch["tokens"])
-        logits = self.guided.denoiser.denoise(_freeze(params, self.scope), shown, batch["length"])
-        nll = jnp.where(hidden, -trajectories.token_logp(logits, batch["tokens"]), 0.0)
-        total = jnp.sum(nll * batch["weight"], dtype=jnp.float32)
-        count = jnp.sum(batch["loss_mask"], dtype=jnp.float32)
-        return LossOutput(Mean(total, count), {"masked_nll": Mean.of(nll, hidden)})
+        return self.guided.denoiser.loss_fn(_freeze(params, self.scope), batch)
 
     def refresh(self, params, batch, key, step, extra):
         return extra, {}

@@ -58,3 +58,51 @@ def test_a_share_of_the_rows_is_cut_to_uniform_lengths():
     # Rows below the shortest stay whole.
     rows = corruption.cut_lengths(jnp.array([1e-9, 0.5, 1.0]), jnp.array([2, 0, 4]), 1.0, 4)
     np.testing.assert_array_equal(rows, [2, 0, 4])
+
+
+def test_context_weighs_by_distance_to_what_is_known():
+    """mdm.md 13.20."""
+    visible = np.random.default_rng(0).random((3, 60)) < 0.5
+    visible[0], visible[1] = True, False
+    weight = np.asarray(corruption.context_weight(jnp.asarray(visible)))
+    gap = np.abs(np.subtract.outer(np.arange(60), np.arange(60)))
+    expected = [
+        [
+            sum(0.15 * 0.7 ** (gap[i, j] - 1) for j in np.flatnonzero(row) if j != i)
+            for i in range(60)
+        ]
+        for row in visible
+    ]
+    np.testing.assert_allclose(weight, expected, atol=1e-6)
+    np.testing.assert_allclose(weight[0, 25:35], 1, atol=1e-3)  # half of it at the ends
+    np.testing.assert_allclose(weight[0, [0, -1]], 0.5, atol=1e-3)
+    assert not weight[1].any()
+
+
+def test_losses_vary_most_with_independent_times_and_least_with_counts():
+    """mdm.md 14, for 64 positions whose cross entropy is the share that is hidden."""
+    maskable = jnp.ones((32, 64), bool)
+
+    def loss(hidden, weight):
+        return jnp.sum(weight * hidden.sum(1) ** 2 / 64)
+
+    def independent(key):
+        time = 1e-3 + (1 - 1e-3) * jax.random.uniform(jax.random.fold_in(key, 32), (32,))
+        return by_time(key, time)
+
+    def stratified(key):
+        return by_time(key, 1e-3 + (1 - 1e-3) * corruption.strata(jax.random.fold_in(key, 32), 32))
+
+    def by_time(key, time):
+        return loss(corruption.mask_with_rate(jax.random.split(key, 32), maskable, time), 1 / time)
+
+    def counted(key):
+        points = corruption.strata(jax.random.fold_in(key, 32), 32)
+        counts = corruption.stratified_counts(points, maskable.sum(1))
+        return loss(corruption.mask_count(jax.random.split(key, 32), maskable, counts), 64 / counts)
+
+    spread = [
+        jnp.std(jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 400)))
+        for draw in (independent, stratified, counted)
+    ]
+    assert spread[0] > 2 * spread[1] > 4 * spread[2], spread
