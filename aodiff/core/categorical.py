@@ -85,6 +85,34 @@ def sample(
     return jnp.argmax(shaped + _gumbel(keys, shaped.shape), axis=-1).astype(jnp.int32)
 
 
+def perturb(keys: jax.Array, scores: jax.Array, temperature: float) -> jax.Array:
+    """scores (...) / temperature with Gumbel noise of `keys` (...): Gumbel-top-k.
+
+    The k largest are k draws without replacement from the softmax of scores / temperature, in the
+    order they were drawn (Plackett-Luce).
+    """
+    return scores / temperature + gumbel(keys)
+
+
+def gumbel(keys: jax.Array) -> jax.Array:
+    """One Gumbel variable (...) float32 for each of `keys` (...)."""
+    return _gumbel(keys, (*keys.shape, 1))[..., 0]
+
+
+def plackett_luce(scores: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Log probability (...) of drawing `chosen` in this order without replacement.
+
+    Args:
+      scores: (..., n) float32 logits; -inf is never drawn.
+      chosen: (..., k) int32 distinct indices.
+    """
+    picked = jax.nn.one_hot(chosen, scores.shape[-1], dtype=bool)
+    before = jnp.cumsum(picked, axis=-2) - picked > 0
+    left = jnp.where(before, -jnp.inf, scores[..., None, :])
+    taken = jnp.take_along_axis(scores, chosen, axis=-1)
+    return jnp.sum(taken - jax.nn.logsumexp(left, axis=-1), axis=-1)
+
+
 def jensen_shannon(first: jax.Array, second: jax.Array) -> jax.Array:
     """Jensen-Shannon divergence (...) in nats, 0 to log 2, of two laws as logits (..., V)."""
     logs = [jax.nn.log_softmax(x.astype(jnp.float32), axis=-1) for x in (first, second)]

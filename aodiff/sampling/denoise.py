@@ -6,17 +6,18 @@ has its own length, block, count of steps and random key. Source: decoding.md se
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from aodiff.core import categorical
-from aodiff.sampling import policies
+from aodiff.sampling import policies, remask
 from aodiff.sampling.policies import COUNTS, SCORES
 from aodiff.sampling.samples import Samples
+from aodiff.sampling.state import State, advance, begin, in_block, live, masked_positions, spend
 
 # tokens (B, C) int32, length (B,) int32 -> logits (B, C, V) float32; positions at or beyond the
 # length must be invisible; ids that may not be emitted are at or below -1e8.
@@ -28,42 +29,8 @@ Policy = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 # block, and leaves rows alone that are `done` or `cropped`.
 Grow = Callable[["State", jax.Array, jax.Array], tuple["State", jax.Array]]
 
+MASKED = -1e9  # logit of an id that may not be drawn
 _TOKEN, _SCORE, _COUNT, _PLACE, _GROW = range(5)  # streams of a step's key
-
-
-@flax.struct.dataclass
-class State:
-    """Partly decoded rows: B rows of C positions, of which the first `length` are live.
-
-    Attributes:
-      tokens: (B, C) int32, the mask id where nothing is decided yet, 0 beyond the length.
-      length: (B,) int32 live positions.
-      fixed: (B, C) bool, given positions, which never change.
-      block_start, block_end: (B,) int32, the positions that may be revealed now.
-      used: (B,) int32 calls used in the block. size: (B,) int32 masks when the block was begun.
-      when: (B, C) int32, the step that revealed a position; -1: none.
-      logp: (B, C) float32 log probability of each revealed token.
-      step: (B,) int32 steps made. calls: (B,) int32 network calls, those of `Grow` included.
-      widths, squares: (B,) float32 sums over the calls of the length and its square.
-      cropped: (B,) bool, the row ended early and its next step fills what is masked.
-      done: (B,) bool.
-    """
-
-    tokens: jax.Array
-    length: jax.Array
-    fixed: jax.Array
-    block_start: jax.Array
-    block_end: jax.Array
-    used: jax.Array
-    size: jax.Array
-    when: jax.Array
-    logp: jax.Array
-    step: jax.Array
-    calls: jax.Array
-    widths: jax.Array
-    squares: jax.Array
-    cropped: jax.Array
-    done: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +45,26 @@ class Decoder:
       steps: network calls of a block without given positions; with `block=0` of the row.
       block: width of the blocks that are revealed in turn, the first of which begins at the first
         position that is not given; 0 is no blocks.
+      noise: temperature of the choice of positions: they are drawn without replacement from the
+        softmax of score / noise (Dream's alg_temp); 0 takes the best.
+      remask: a key of `remask.KINDS`, decoders that take tokens back: then positions may be masked
+        again until the last step, so that neither policies nor caches nor growth apply.
+      suppress: ids that are never drawn (LLaDA's logits_eos_inf).
+      late: ids whose positions are revealed last, and which the others' confidence leaves out
+        (LLaDA's confidence_eos_eot_inf).
+      crop: ids that end a row: what comes after is cut off, and the next step of the row fills
+        what is masked before it by the most likely tokens.
     """
 
     score: str
     schedule: str
     steps: int
     block: int = 0
+    noise: float = 0.0
+    remask: str = ""
+    suppress: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
+    crop: tuple[int, ...] = ()
 
     def __post_init__(self):
         names = (*SCORES, "order", "policy")
@@ -95,6 +76,10 @@ class Decoder:
             raise ValueError(
                 f"sample.schedule={self.schedule!r} is unknown; use one of {', '.join(known)}"
             )
+        if not 0 <= self.noise < float("inf"):
+            raise ValueError(f"position noise {self.noise} is not allowed; give 0 (none) or more")
+        if self.remask:
+            remask.check(self)
 
     def check(self, n: int) -> None:
         """Raises ValueError for choices that do not fit rows of n positions."""
@@ -104,7 +89,7 @@ class Decoder:
                 "divisor, or 0 for no blocks"
             )
         most = self.block or n
-        limited = self.rule[0] in policies.AT_MOST_ONE_CALL_A_TOKEN
+        limited = self.rule[0] in policies.AT_MOST_ONE_CALL_A_TOKEN and not self.remask
         if self.steps < 1 or (limited and self.steps > most):
             raise ValueError(
                 f"{self.steps} calls for a block of {most} positions; use at least one call a "
@@ -117,6 +102,11 @@ class Decoder:
         match = re.fullmatch(r"(\w+)\(([\d.]+)\)", self.schedule)
         name, number = (match[1], float(match[2])) if match else (self.schedule, 0.0)
         return (name if bool(match) == (name in policies.WITH_NUMBER) else "", number)
+
+    @property
+    def monotone(self) -> bool:
+        """Whether a revealed token is final."""
+        return not self.remask
 
 
 def decode(
@@ -133,8 +123,11 @@ def decode(
     grow: Grow | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    top_k: int = 0,
 ) -> Samples:
     """Fills the positions that are not given; a row depends on its own key and tokens only.
+
+    May be called under `jit`; one program serves all prompts and lengths of a capacity C.
 
     Args:
       denoise: logits of partly masked rows.
@@ -144,39 +137,55 @@ def decode(
       order: (B, C) int32 permutations for the score "order".
       policy: scores of the positions for the score "policy".
       grow: lets rows grow, up to C.
-      temperature, top_p: of the tokens, 0 is greedy.
+      temperature, top_p, top_k: of the tokens, see `categorical.shape`; temperature 0 is greedy.
 
     Returns:
-      Samples; `step` is the step of the row that filled a position, `logp` that of the tokens
-      before temperature and nucleus.
+      Samples; `step` is the step of the row that filled a position, `logp` the log probability of
+      the token then, before temperature and truncation.
+
+    Raises:
+      ValueError: a decoder without what its score asks for, growth with a decoder that cannot grow.
     """
+    _check_parts(decoder, order, policy, grow)
     rank = None if order is None else jnp.argsort(order, axis=1).astype(jnp.float32)
-    start = begin(tokens, given, decoder, mask_id=mask_id, length=length)
+    start = begin(tokens, given, block=decoder.block, mask_id=mask_id, length=length)
 
     def step(state: State) -> State:
+        if decoder.rule[0] in policies.MAY_REVEAL_NONE:
+            state = _skip_idle(state, keys, decoder, mask_id)
         step_keys = jax.vmap(jax.random.fold_in)(keys, state.step)
         logits = denoise(state.tokens, state.length).astype(jnp.float32)
         state = spend(state, ~state.done)
         if grow is not None:
             state, logits = grow(state, logits, _fold(step_keys, _GROW))
+        logits = _without(logits, (mask_id, *decoder.suppress))
         masked = masked_positions(state, mask_id)
-        eligible = masked & _in_block(state)
-        proposal = categorical.sample(
-            _cell_keys(step_keys, _TOKEN, masked), logits, temperature, top_p
-        )
+        eligible = _eligible(state, decoder, mask_id)
+        cell_keys = functools.partial(_cell_keys, step_keys, masked.shape[1])
+        proposal = categorical.sample(cell_keys(_TOKEN), logits, temperature, top_p, top_k)
+        if decoder.crop:
+            best = jnp.argmax(logits, axis=2).astype(jnp.int32)
+            proposal = jnp.where(state.cropped[:, None], best, proposal)
+        logp = policies.log_chance(logits, proposal)
         if decoder.score == "order":
             score = -rank
         elif decoder.score == "policy":
             score = policy(logits, masked, state.length)
         else:
-            shaped = categorical.shape(logits, temperature, top_p)
-            score_keys = _cell_keys(step_keys, _SCORE, masked)
-            score = SCORES[decoder.score](policies.View(logits, shaped, proposal, score_keys))
-        logp = policies.log_chance(logits, proposal)
-        by_score, place = _ranks(score, eligible)
-        count_keys = _cell_keys(step_keys, _COUNT, masked)
-        passes = jnp.take_along_axis(jnp.where(eligible, jnp.exp(logp), -1.0), by_score, axis=1)
-        count = _count(decoder, state, eligible, passes, count_keys)
+            law = _without(logits, decoder.late)
+            shaped = categorical.shape(law, temperature, top_p, top_k)
+            view = policies.View(law, shaped, proposal, cell_keys(_SCORE))
+            score = SCORES[decoder.score](view)
+        if decoder.remask:
+            noise = categorical.gumbel(cell_keys(_PLACE))
+            return remask.step(decoder, state, mask_id, eligible, proposal, logp, noise)
+        if decoder.noise:
+            score = categorical.perturb(cell_keys(_PLACE), score, decoder.noise)
+        late = _is_in(proposal, decoder.late)
+        by_score, place = policies.ranks(score, eligible, late)
+        passes = jnp.where(eligible & ~late, jnp.exp(logp), -1.0)
+        passes = jnp.take_along_axis(passes, by_score, axis=1)
+        count = _count(decoder, state, eligible, passes, cell_keys(_COUNT))
         reveal = eligible & (place < count[:, None])
         state = state.replace(
             tokens=jnp.where(reveal, proposal, state.tokens),
@@ -185,85 +194,35 @@ def decode(
             used=state.used + ~state.done,
             step=state.step + ~state.done,
         )
-        return advance(state, decoder, mask_id)
+        return advance(_crop(state, decoder), decoder.block, mask_id)
 
     end = jax.lax.while_loop(lambda s: ~jnp.all(s.done), step, start)
+    exists = live(end)
     return Samples(
-        jnp.where(_live(end), end.tokens, 0),
-        end.length,
-        end.when,
-        end.logp,
-        end.calls,
-        end.widths,
-        end.squares,
+        tokens=jnp.where(exists, end.tokens, 0),
+        lengths=end.length,
+        step=jnp.where(exists, end.when, -1),
+        logp=jnp.where(exists, end.logp, 0.0),
+        calls=end.calls,
+        widths=end.widths,
+        squares=end.squares,
     )
 
 
-def begin(
-    tokens: jax.Array,
-    given: jax.Array,
-    decoder: Decoder,
-    *,
-    mask_id: int,
-    length: jax.Array | None = None,
-) -> State:
-    """The state before the first step; arguments as those of `decode`."""
-    batch, capacity = tokens.shape
-    length = jnp.full(batch, capacity, jnp.int32) if length is None else length.astype(jnp.int32)
-    none, nothing = jnp.zeros(batch, jnp.int32), jnp.zeros(batch, bool)
-    live = jnp.arange(capacity)[None] < length[:, None]
-    fixed = given & live
-    state = State(
-        tokens=jnp.where(fixed, tokens, jnp.where(live, mask_id, 0)).astype(jnp.int32),
-        length=length,
-        fixed=fixed,
-        block_start=none,
-        block_end=none,
-        used=none,
-        size=none,
-        when=jnp.full((batch, capacity), -1, jnp.int32),
-        logp=jnp.zeros((batch, capacity), jnp.float32),
-        step=none,
-        calls=none,
-        widths=jnp.zeros(batch, jnp.float32),
-        squares=jnp.zeros(batch, jnp.float32),
-        cropped=nothing,
-        done=nothing,
-    )
-    first = jnp.argmax(masked_positions(state, mask_id), axis=1).astype(jnp.int32)
-    return advance(state.replace(block_start=first, block_end=first), decoder, mask_id)
-
-
-def spend(state: State, rows: jax.Array) -> State:
-    """Counts one network call at the present length for rows (B,) bool."""
-    length = jnp.where(rows, state.length, 0).astype(jnp.float32)
-    return state.replace(
-        calls=state.calls + rows,
-        widths=state.widths + length,
-        squares=state.squares + length**2,
-    )
-
-
-def masked_positions(state: State, mask_id: int) -> jax.Array:
-    """Live positions (B, C) bool that are not decided yet; a given mask id is decided."""
-    return (state.tokens == mask_id) & ~state.fixed & _live(state)
-
-
-def advance(state: State, decoder: Decoder, mask_id: int) -> State:
-    """Moves rows whose block is full on to the next block with a mask, and marks finished rows."""
-    masked = masked_positions(state, mask_id)
-    full = ~jnp.any(masked & _in_block(state), axis=1) & jnp.any(masked, axis=1)
-    width = decoder.block or masked.shape[1]
-    ahead = jnp.argmax(masked, axis=1).astype(jnp.int32) - state.block_end
-    start = state.block_end + ahead // width * width
-    state = state.replace(
-        block_start=jnp.where(full, start, state.block_start),
-        block_end=jnp.where(full, start + width, state.block_end),
-        used=jnp.where(full, 0, state.used),
-        done=~jnp.any(masked, axis=1),
-    )
-    size = jnp.sum(masked & _in_block(state), axis=1, dtype=jnp.int32)
-    return state.replace(size=jnp.where(full, size, state.size))
+def _check_parts(decoder: Decoder, order, policy, grow) -> None:
+    for name, part in (("order", order), ("policy", policy)):
+        if (decoder.score == name) != (part is not None):
+            raise ValueError(
+                f"a decoder of score {decoder.score!r} with {name}="
+                f"{'None' if part is None else '...'}; pass {name} exactly when it is the score"
+            )
+    name = decoder.rule[0]
+    cannot = name in (*policies.MAY_REVEAL_NONE, *policies.FIXED_SIZE)
+    if grow is not None and (cannot or decoder.remask):
+        raise ValueError(
+            f"rows cannot grow with schedule {decoder.schedule!r} and remask={decoder.remask!r}; "
+            "use linear, dllm, one, threshold(p) or factor(f), and no re-masking"
+        )
 
 
 def _count(decoder: Decoder, state: State, eligible, passes, keys) -> jax.Array:
@@ -275,29 +234,63 @@ def _count(decoder: Decoder, state: State, eligible, passes, keys) -> jax.Array:
         left, state.size, state.used, decoder.steps, width, number, passes, eligible, keys
     )
     least = 0 if name in policies.MAY_REVEAL_NONE else 1
-    return jnp.clip(COUNTS[name](budget).astype(jnp.int32), jnp.minimum(left, least), left)
+    count = jnp.clip(COUNTS[name](budget).astype(jnp.int32), jnp.minimum(left, least), left)
+    return jnp.where(state.cropped, left, count)
 
 
-def _ranks(score: jax.Array, eligible: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Positions by falling score, and the place of each; ties go to the lower position."""
-    by_score = jnp.argsort(jnp.where(eligible, -score, jnp.inf), axis=1, stable=True)
-    return by_score, jnp.argsort(by_score, axis=1)
+def _skip_idle(state: State, keys: jax.Array, decoder: Decoder, mask_id: int) -> State:
+    """Passes over the steps that would reveal nothing: they need no network call."""
+    eligible = _eligible(state, decoder, mask_id)
+
+    def idle(state: State) -> jax.Array:
+        step_keys = jax.vmap(jax.random.fold_in)(keys, state.step)
+        cell_keys = _cell_keys(step_keys, eligible.shape[1], _COUNT)
+        return ~state.done & (_count(decoder, state, eligible, None, cell_keys) == 0)
+
+    def passed(carry):
+        state, rows = carry
+        state = state.replace(used=state.used + rows, step=state.step + rows)
+        return state, idle(state)
+
+    return jax.lax.while_loop(lambda c: jnp.any(c[1]), passed, (state, idle(state)))[0]
 
 
-def _live(state: State) -> jax.Array:
-    return jnp.arange(state.tokens.shape[1])[None] < state.length[:, None]
+def _crop(state: State, decoder: Decoder) -> State:
+    """Cuts rows off after the first end that they wrote."""
+    if not decoder.crop:
+        return state
+    ends = _is_in(state.tokens, decoder.crop) & ~state.fixed & live(state)
+    after = jnp.argmax(ends, axis=1).astype(jnp.int32) + 1
+    cropped = jnp.any(ends, axis=1) & (after < state.length)
+    return state.replace(
+        length=jnp.where(cropped, after, state.length), cropped=state.cropped | cropped
+    )
 
 
-def _in_block(state: State) -> jax.Array:
-    at = jnp.arange(state.tokens.shape[1])[None]
-    return (at >= state.block_start[:, None]) & (at < state.block_end[:, None])
+def _eligible(state: State, decoder: Decoder, mask_id: int) -> jax.Array:
+    """Positions (B, C) that this step may write."""
+    if decoder.remask:
+        return ~state.fixed & live(state) & ~state.done[:, None]
+    masked = masked_positions(state, mask_id)
+    return masked & (in_block(state) | state.cropped[:, None])
+
+
+def _without(logits: jax.Array, ids: tuple[int, ...]) -> jax.Array:
+    return jnp.where(_is_in(jnp.arange(logits.shape[-1]), ids), MASKED, logits) if ids else logits
+
+
+def _is_in(tokens: jax.Array, ids: tuple[int, ...]) -> jax.Array:
+    """Which of `tokens` are among `ids`."""
+    return functools.reduce(
+        jnp.logical_or, [tokens == i for i in ids], jnp.zeros_like(tokens, bool)
+    )
 
 
 def _fold(keys: jax.Array, number: int) -> jax.Array:
     return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
 
 
-def _cell_keys(keys: jax.Array, stream: int, like: jax.Array) -> jax.Array:
-    """(B, C) keys, one per position, so that no draw depends on the width of the row."""
-    at = jnp.arange(like.shape[1])
+def _cell_keys(keys: jax.Array, width: int, stream: int) -> jax.Array:
+    """(B, width) keys, one per position, so that no draw depends on the width of the row."""
+    at = jnp.arange(width)
     return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(_fold(keys, stream), at)

@@ -84,6 +84,17 @@ SCORES: dict[str, Callable[[View], jax.Array]] = {
 }
 
 
+def ranks(score: jax.Array, eligible: jax.Array, late: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Positions (B, C) by falling score, and the place of each; ties go to the lower position.
+
+    Those that are `late` come behind the others, and those not `eligible` behind all.
+    """
+    at = jax.lax.broadcasted_iota(jnp.int32, score.shape, 1)
+    group = jnp.where(eligible, late.astype(jnp.int32), 2)
+    _, _, by_score = jax.lax.sort((group, -score, at), dimension=1, num_keys=3)
+    return by_score, jnp.argsort(by_score, axis=1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Budget:
     """What a count may look at in one step, of the block that is being filled.

@@ -7,7 +7,7 @@ import pytest
 
 from aodiff.core.categorical import jensen_shannon
 from aodiff.sampling import canvas
-from aodiff.sampling.denoise import Decoder, begin
+from aodiff.sampling.denoise import begin
 
 MASK = 9
 
@@ -54,7 +54,7 @@ def test_windows_lie_inside_their_region_and_ties_go_to_the_left():
 def state_of(length, capacity=8):
     tokens = jnp.arange(1, capacity + 1)[None]
     given = jnp.arange(capacity)[None] < 2
-    state = begin(tokens, given, Decoder("l2r", "one", 8), mask_id=MASK, length=jnp.array([length]))
+    state = begin(tokens, given, block=0, mask_id=MASK, length=jnp.array([length]))
     at = jnp.arange(capacity)[None]
     return state.replace(
         tokens=jnp.where(at < length, tokens, 0), when=at + 20, logp=-at.astype(jnp.float32)

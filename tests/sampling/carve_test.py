@@ -129,7 +129,7 @@ def test_masks_go_where_the_model_knows_least():
     at = jnp.arange(16)
     sure = jnp.where((at >= 5) & (at <= 8), 0.1, 9.0)
     logits = (jax.nn.one_hot(at % V, V + 1) * sure[:, None])[None]
-    state = begin(at[None], at[None] < 2, DECODER, mask_id=V, length=jnp.array([12]))
+    state = begin(at[None], at[None] < 2, block=0, mask_id=V, length=jnp.array([12]))
     state = state.replace(tokens=jnp.where(at < 11, 1, state.tokens))
     grow = carve(lambda t, n: logits, Carve(4, 1, 4, 9.0), V, jnp.array([16]), blocks=False)
     grown, _ = grow(state, logits, None)
