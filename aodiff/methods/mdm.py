@@ -182,7 +182,8 @@ class MDMMethod:
                 points = 1.0 - jnp.mod(first + draw / draws, 1.0)
                 hidden, weight = _hide_count(rng.fold(keys, draw), points, scored)
                 nll = self._hidden_nll(params, batch, hidden)
-                step = n - jnp.sum(hidden, axis=1)  # known positions: the step of this prediction
+                known = (scored | batch["given"]) & ~hidden
+                step = jnp.sum(known, axis=1)  # the step of this prediction
                 curve = Mean(
                     jnp.zeros(n).at[step].add(jnp.sum(nll, axis=1), mode="drop"),
                     jnp.zeros(n).at[step].add(jnp.sum(hidden, axis=1), mode="drop"),

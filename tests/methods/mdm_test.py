@@ -164,6 +164,20 @@ def test_discrete_times_lie_between_all_at_once_and_one_by_one(spec):
     assert abs(by_quadrature(1.0, discrete(make_schedule(spec), 1), times) - loss(1.0, 1)) < 1e-6
 
 
+def test_the_bound_and_orders_are_conditional_on_what_is_given():
+    law, first = joint(), np.bincount(ROWS[:, 0], joint())[ROWS[:, 0]]
+    expected = -law @ np.log(law / first)
+    key, batch = rng.stream(0, rng.EVAL), batch_of(ROWS, prompt_len=np.ones(27))
+    scores = method(0.0).in_order("l2r").fn({}, batch, key, {})
+    assert abs(law @ np.asarray(scores.nll) - expected) < 1e-5 and np.all(scores.count == 2)
+    batch = batch_of(np.repeat(ROWS, 200, axis=0), prompt_len=np.ones(27 * 200))
+    scores = method(0.0).bound(2).fn({}, batch, key, {})
+    nll = np.asarray(scores.nll).reshape(27, 200)
+    error = np.sqrt((law**2 @ nll.var(1)) / 200)
+    assert abs(law @ nll.mean(1) - expected) < 4 * error
+    np.testing.assert_array_equal(scores.curves["by_step"].count > 0, [False, True, True])
+
+
 def test_an_evaluated_row_does_not_depend_on_the_others():
     """mdm.md 13.19: masks belong to the example, wherever and with whatever model it is scored."""
     key, order = rng.stream(0, rng.EVAL), np.random.default_rng(0).permutation(27)

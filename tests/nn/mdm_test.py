@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from aodiff import partitioning
+from aodiff.nn.layers import rotary, rotate
 from aodiff.nn.mdm import MASKED, MDM, MDMConfig, forward_flops_per_token
 
 TINY = dict(vocab_size=50, seq_len=7, num_layers=2, width=32, num_heads=4, mlp_dim=48)
@@ -99,6 +100,9 @@ def test_logits_agree_with_numpy(family):
         expected = numpy_forward(cfg, params, row)
         exists = out > MASKED
         np.testing.assert_allclose(out[exists], expected[exists], rtol=2e-4, atol=2e-4)
+    chance = np.asarray(jax.nn.softmax(logits), np.float64)
+    np.testing.assert_allclose(chance.sum(-1), 1, atol=1e-6)
+    assert np.all(chance[logits <= MASKED] == 0)
     emitted = exists.sum(1)
     if cfg.unit_sizes:
         np.testing.assert_array_equal(emitted, cfg.unit_sizes)
@@ -142,7 +146,6 @@ def test_parameter_counts_of_the_published_models(sizes, count):
 def test_every_position_sees_both_sides_and_no_padding():
     cfg = MDMConfig(**TINY | FAMILIES["llada"])
     params = init(cfg)
-    tokens = jnp.full((1, 7), 3)
     segments = jnp.array([[0, 0, 0, 0, 0, -1, -1]])
 
     def logits(table):
@@ -153,9 +156,57 @@ def test_every_position_sees_both_sides_and_no_padding():
     table = params["params"]["embedding"]
     reach = np.asarray(jnp.abs(jax.jacobian(logits)(table)).sum(-1))[:, :7] > 0
     assert reach[:5, :5].all() and not reach[:5, 5:].any()
-    short = MDM(cfg).apply(params, tokens[:, :5])
-    padded = MDM(cfg).apply(params, tokens, segments)[:, :5]
-    np.testing.assert_allclose(short, padded, atol=1e-5)
+
+
+def test_the_amount_of_padding_does_not_matter():
+    cfg = MDMConfig(**TINY | FAMILIES["llada"] | dict(seq_len=14))
+    params, rows = init(cfg), np.random.default_rng(1).integers(0, 50, (2, 14))
+    found = [
+        MDM(cfg).apply(params, jnp.asarray(rows[:, :n]), jnp.where(jnp.arange(n) < 7, 0, -1)[None])
+        for n in (7, 14)
+    ]
+    np.testing.assert_allclose(found[0], found[1][:, :7], atol=1e-5)
+    assert np.all(np.isfinite(found[1]))
+
+
+def test_shifted_logits_are_read_one_position_before():
+    """mdm.md 13.7: without attention a position knows itself alone, so a causal model it is."""
+    cfg = MDMConfig(**TINY | FAMILIES["dream"])
+    params = init(cfg)
+    blocks = params["params"]["blocks"]
+    blocks["out_kernel"] = jnp.zeros_like(blocks["out_kernel"])
+
+    def logits(table, cfg):
+        p = {"params": params["params"] | {"embedding": table}}
+        return MDM(cfg).apply(p, jnp.arange(7)[None])[0, :, :50]
+
+    table = params["params"]["embedding"]
+    plain = logits(table, dataclasses.replace(cfg, shift=False))
+    np.testing.assert_array_equal(logits(table, cfg), plain[np.array([0, 0, 1, 2, 3, 4, 5])])
+    reach = np.asarray(jnp.abs(jax.jacobian(lambda t: logits(t, cfg)[:, 0])(table)).sum(-1))[:, :7]
+    np.testing.assert_array_equal(reach > 0, np.eye(7, k=-1) + np.outer(np.eye(7)[0], np.eye(7)[0]))
+
+
+def test_rotary_angles_are_relative_and_pair_the_halves():
+    """mdm.md 13.15."""
+    q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
+
+    def product(at, to, turn=rotate):
+        turned = [turn(x, rotary(jnp.array([[i]]), 8)) for x, i in ((q, at), (k, to))]
+        return float(jnp.sum(turned[0] * turned[1]))
+
+    def interleaved(x, cos_sin):
+        pairs = np.arange(8).reshape(4, 2).T.reshape(-1)  # 0 2 4 6 1 3 5 7
+        return rotate(x[..., pairs], cos_sin)[..., np.argsort(pairs)]
+
+    assert abs(product(9, 4) - product(1009, 1004)) < 1e-3
+    assert abs(product(9, 4) - product(4, 9)) > 0.1
+    assert abs(product(9, 4) - product(9, 4, interleaved)) > 0.1
+    at = np.array([2049, 131_071])  # float32 angles are exact to a few thousandths there
+    cos, sin = rotary(jnp.asarray(at)[None], 8)
+    angle = at[:, None] * 10_000.0 ** (-np.arange(0, 8, 2) / 8)
+    np.testing.assert_allclose(cos[0, 0], np.cos(angle), atol=2e-2)
+    np.testing.assert_allclose(sin[0, 0], np.sin(angle), atol=2e-2)
 
 
 def test_sharded_logits_are_the_same():
