@@ -90,8 +90,13 @@ def render(name: str, messages: Messages, begun: str = "") -> str:
     return template.render(messages) + begun
 
 
-def encode(name: str, text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Ids (n,) int32 of a rendered text: special tokens by the table, the rest by the tokenizer."""
+def encode(name: str | None, text: str, tokenizer: Tokenizer) -> np.ndarray:
+    """Ids (n,) int32 of a rendered text: special tokens by the table, the rest by the tokenizer.
+
+    Without a template there is nothing special in it.
+    """
+    if name is None:
+        return np.asarray(tokenizer.encode(text), np.int32)
     special = TEMPLATES[name].special
     parts = re.split(f"({'|'.join(map(re.escape, special))})", text)
     ids = [[special[p]] if p in special else tokenizer.encode(p) for p in parts if p]
