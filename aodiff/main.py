@@ -25,7 +25,7 @@ from aodiff.config import ConfigError, default_workdir, on_split, scored_splits
 from aodiff.data import DataError
 from aodiff.evaluate import evaluate, make_scorers, open_splits, record_path
 from aodiff.generate import generate
-from aodiff.summary import run_summary
+from aodiff.summary import run_summary, tables
 
 _CONFIG = config_flags.DEFINE_config_file("config", help_string="a file of configs/, with :preset")
 _WORKDIR = flags.DEFINE_string("workdir", None, "where the run lives; default runs/<config name>")
@@ -69,6 +69,8 @@ def run(config, workdir: pathlib.Path) -> None:
             evaluate(scorers, *model, *rest, step=step, path=path)
         if config.eval.measures:  # of the last split, which is the one to report
             evals.measure(at, *model, splits, step, workdir, path)
+            if jax.process_index() == 0:
+                logging.info("%s", "\n".join(tables(workdir)))
     else:
         rest = setup.info, setup.config, setup.mesh
         generate(setup.method, *model, *rest, step=step, workdir=workdir)

@@ -17,9 +17,8 @@ def run_summary(config, workdir: pathlib.Path, commands: list[str]) -> str:
     lines = [f"{record['split']} of {record['data']} after {record['step']} steps{how(config)}"]
     for name, result in record["results"].items():
         lines.append(f"  {name:<{width}}  {format_result(result)}")
-    for name, numbers in measures(workdir).items():
-        if name in TABLES:
-            lines += ["", TABLES[name](numbers)]
+    for table in tables(workdir):
+        lines += ["", table]
     if config.compare:
         lines += ["", "with equal compute", comparison_table(run_dirs(config, workdir), config)]
     figures = sorted(str(path) for path in workdir.rglob("*.png"))
@@ -30,6 +29,11 @@ def measures(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
     """What a run measured of its model, by measure and key; {} if nothing."""
     path = workdir / "measures.json"
     return json.loads(path.read_text())["measures"] if path.exists() else {}
+
+
+def tables(workdir: pathlib.Path) -> list[str]:
+    """Those of the measures that are shown as tables."""
+    return [TABLES[name](found) for name, found in measures(workdir).items() if name in TABLES]
 
 
 def run_dirs(config, workdir: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -5,8 +5,18 @@
 
 | preset | what | hardware, time | expected | status |
 | --- | --- | --- | --- | --- |
-| (none) | English text that ships with Python, bytes, rows of 64 | 2 CPU cores | bound and left-to-right likelihood | started, not run to its end |
+| (none) | English text that ships with Python, bytes, rows of 64 | 1 CPU core, 2 min | bound 2.228 +- 0.017, left to right 2.280 +- 0.013 nats | run |
+| sudoku4 | Sudoku 4x4 with 0 to 11 random clues, five decoders | 1 CPU core, 2 min | see below | run |
+| sudoku_6m | Sudoku 9x9 with 17 to 60 random clues, 7 M parameters | 1 accelerator | | not run |
+| sudoku_25m | as sudoku_6m, 25 M parameters | 1 accelerator | | not run |
 | smoke | hidden chain of 8 units, tiny model | 2 CPU cores, 1 min | runs | run |
+
+sudoku4, share of 1000 puzzles of 36 unseen grids that are solved (with 0 to 2 clues): random
+0.774 (0.618), l2r 0.879 (0.871), margin 0.941 (0.805), confidence 0.946 (0.830), entropy 0.996
+(1.000); standard errors of all puzzles up to 0.013. Puzzles of a file, with the trained model:
+
+  python -m aodiff.main --config=configs/mdm.py:sudoku_6m --mode=eval --config.data.name=puzzles
+    --config.data.dir=FILE.csv --config.data.clues="()"
 """
 
 from aodiff.config import ConfigError, base
@@ -27,8 +37,64 @@ TEXT = {
     "sample.order": "confidence",
     "sample.temperature": 0.7,
 }
+SUDOKU4 = {
+    "data.name": "sudoku4",
+    "data.seq_len": 16,
+    "data.clues": (0, 11),
+    "data.train_rows": 100_000,
+    "data.eval_rows": 1000,
+    "model.num_layers": 2,
+    "model.width": 48,
+    "model.position": "grid",
+    "model.mlp": "gelu",
+    "model.kernel_std": 0.1,
+    "optim.lr": 2e-3,
+    "optim.lr_floor": 2e-4,
+    "optim.warmup_steps": 20,
+    "optim.ema_decay": 0.99,
+    "train.global_batch": 128,
+    "train.num_steps": 300,
+    "eval.orders": ("own", "l2r"),
+    "eval.batch": 100,
+    "eval.split": "test",
+    "eval.measures": ("sudoku",),
+    "eval.decoders": ("random", "l2r", "entropy", "margin", "confidence"),
+    "eval.samples": 1000,
+    "sample.order": "confidence",
+    "sample.temperature": 0.0,
+}
+SUDOKU = SUDOKU4 | {
+    "data.name": "sudoku",
+    "data.seq_len": 81,
+    "data.clues": (17, 60),
+    "data.train_rows": 1_048_576,
+    "model.num_layers": 4,
+    "model.width": 384,
+    "model.num_heads": 6,
+    "model.kernel_std": 0.05,
+    "model.dtype": "bfloat16",
+    "optim.lr": 1e-3,
+    "optim.lr_floor": 1e-5,
+    "optim.warmup_steps": 500,
+    "optim.ema_decay": 0.999,
+    "train.global_batch": 512,
+    "train.num_steps": 30_000,
+    "eval.batch": 128,
+    "checkpoint.every": 1000,
+    "log.every": 100,
+}
 PRESETS = {
     "": TEXT,
+    "sudoku4": SUDOKU4,
+    "sudoku_6m": SUDOKU,
+    "sudoku_25m": SUDOKU
+    | {
+        "model.num_layers": 8,
+        "model.width": 512,
+        "model.num_heads": 8,
+        "optim.lr": 5e-4,
+        "train.num_steps": 60_000,
+    },
     "smoke": TEXT
     | {
         "data.name": "chain",
