@@ -1,23 +1,26 @@
 """Questions with answers of very different length: last digits of sums, as many as are asked for.
 
-A row is "38l=" and then as many digits as the letter says (a 1, b 2, ... z 26, A 27, ... Z 52),
-each the last digit of the sum of the two before it (1, 9, 0, 9, ...), then the end symbol up to the
-length of the row. The question says how long the answer is; its digits are found one by one.
+A row is "3817e=" and then as many digits as the letter says (a 1, b 2, ... z 26, A 27, ... Z 52),
+each the last digit of the sum of the digit before it and the one four before it (7 + 3 = 10, 0 + 8,
+8 + 1, ...: 08966), then the end symbol up to the length of the row. So the question says how long
+the answer is, and its digits are found one by one.
 """
 
 import dataclasses
+import functools
 import string
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from aodiff.data.info import DataError, DataInfo, Stats
+from aodiff.data.info import DataError, DataInfo
 from aodiff.data.pipeline import permute
-from aodiff.data.sources import ArraySource, Source
+from aodiff.data.sources import GeneratedSource, Source
 from aodiff.data.tokenizers import SymbolsTokenizer
 
 VERSION = 1
-PROMPT = 4  # two digits, a letter, "="
+SEEDS = 4  # digits that a question begins with
+PROMPT = SEEDS + 2  # and a letter, and "="
 MOST = len(string.ascii_letters)
 
 
@@ -33,15 +36,18 @@ class SumsTokenizer(SymbolsTokenizer):
         return super().decode(ids[ids != self.eos])
 
 
-def sums(first: np.ndarray, second: np.ndarray, number: np.ndarray, seq_len: int) -> np.ndarray:
-    """Rows (N, seq_len) uint16 of questions: digits `first` and `second`, (N,), and `number` (N,)
-    of digits to write, 1 to seq_len - 5."""
-    rows = np.full((len(first), seq_len), SumsTokenizer.eos, np.uint16)
-    rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = first, second, number + 10, 10
-    pair = first, second
-    for i in range(int(number.max())):
-        pair = pair[1], (pair[0] + pair[1]) % 10
-        rows[:, PROMPT + i] = np.where(i < number, pair[1], SumsTokenizer.eos)
+def sums(questions: np.ndarray, longest: int, seq_len: int) -> np.ndarray:
+    """Rows (N, seq_len) uint16 of questions (N,) int64.
+
+    Question q begins with the last digits of q and asks for q // 10^4 + 1 more, at most `longest`.
+    """
+    number, start = np.divmod(questions, 10**SEEDS)
+    digits = [start // 10**i % 10 for i in range(SEEDS)]
+    rows = np.full((len(questions), seq_len), SumsTokenizer.eos, np.uint16)
+    rows[:, :PROMPT] = np.stack([*digits, number + 11, np.full(len(rows), 10)], axis=1)
+    for i in range(longest):
+        digits.append((digits[-1] + digits[-SEEDS]) % 10)
+        rows[:, PROMPT + i] = np.where(i <= number, digits[-1], SumsTokenizer.eos)
     return rows
 
 
@@ -49,17 +55,21 @@ def _longest(config: ConfigDict) -> int:
     return min(config.seq_len - PROMPT - 1, MOST)
 
 
+def _total(config: ConfigDict) -> int:
+    return _longest(config) * 10**SEEDS
+
+
 def describe(config: ConfigDict) -> DataInfo:
-    """The questions of `config`; answers have up to seq_len - 5 digits, so that all end."""
-    longest = _longest(config)
-    if longest < 1:
+    """The questions of `config`; answers are shorter than a row, so that all end."""
+    if _longest(config) < 1:
         raise DataError(
             f"data.seq_len is {config.seq_len}; rows of sums have at least {PROMPT + 2} symbols."
         )
-    if not 1 <= config.eval_rows <= 25 * longest:
+    total = _total(config)
+    if not 1 <= config.eval_rows <= total // 4:
         raise DataError(
-            f"data.eval_rows is {config.eval_rows}; of {100 * longest} questions 1 to "
-            f"{25 * longest} can be held out for each of validation and test."
+            f"data.eval_rows is {config.eval_rows}; of the {total} questions 1 to {total // 4} can "
+            "be held out for each of validation and test."
         )
     tokenizer = SumsTokenizer()
     return DataInfo(
@@ -68,24 +78,36 @@ def describe(config: ConfigDict) -> DataInfo:
         vocab_size=tokenizer.vocab_size,
         unit=tokenizer.unit,
         tokenizer=tokenizer,
-        entropy=np.log(100 * longest) / config.seq_len,
+        entropy=np.log(total) / config.seq_len,
     )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class SumsSource(GeneratedSource):
+    """Rows with `prompt_len`, the symbols of the question."""
+
+    fields: tuple[str, ...] = ("tokens", "prompt_len")
+
+    def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return super().read(rows) | {"prompt_len": np.full(len(rows), PROMPT, np.uint16)}
+
+
 def open_splits(config: ConfigDict) -> dict[str, Source]:
-    """All questions, shuffled once: `eval_rows` for validation, as many for test, the rest to learn
-    from. Fields are `tokens` and `prompt_len`."""
+    """No question is in two splits: all are shuffled once, by `law_seed`, and dealt out.
+
+    Training gets what is left, at most `train_rows`.
+    """
     describe(config)
-    total, held = 100 * _longest(config), config.eval_rows
-    which = permute(np.arange(total), total, seed=config.law_seed)
-    number, pair = np.divmod(which, 100)
-    rows = sums(*np.divmod(pair, 10), number + 1, config.seq_len)
-    parts = np.split(rows, [held, 2 * held])
+    held, total = config.eval_rows, _total(config)
+    train = min(config.train_rows, total - 2 * held)
+    spans = {"validation": (0, held), "test": (held, held), "train": (2 * held, train)}
+    sample = functools.partial(_sample, total, config.law_seed, config.seq_len)
+    law = f"sums/{VERSION} ({total}, {config.law_seed}, {config.seq_len})"
     return {
-        split: ArraySource(
-            {"tokens": part, "prompt_len": np.full(len(part), PROMPT, np.uint16)},
-            Stats(len(part), part.size),
-            f"sums/{VERSION}",
-        )
-        for split, part in zip(("validation", "test", "train"), parts, strict=True)
+        split: SumsSource(sample, start, length, config.seq_len, law)
+        for split, (start, length) in spans.items()
     }
+
+
+def _sample(total: int, seed: int, seq_len: int, rows: np.ndarray) -> np.ndarray:
+    return sums(permute(rows, total, seed), total // 10**SEEDS, seq_len)

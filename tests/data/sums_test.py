@@ -14,48 +14,59 @@ def config(**values):
 
 
 def answer(question: str) -> str:
-    """The answer to "38l=" by adding digits."""
-    digits = [int(question[0]), int(question[1])]
-    letter = question[2]
+    """The answer to "3817e=" by adding digits."""
+    digits = [int(d) for d in question[:4]]
+    letter = question[4]
     number = ord(letter) - ord("a") + 1 if letter.islower() else ord(letter) - ord("A") + 27
-    while len(digits) < number + 2:
-        digits.append((digits[-1] + digits[-2]) % 10)
-    return "".join(map(str, digits[2:]))
+    while len(digits) < number + 4:
+        digits.append((digits[-1] + digits[-4]) % 10)
+    return "".join(map(str, digits[4:]))
+
+
+def test_an_answer_by_hand():
+    assert answer("3817e=") == "08966"  # 7 + 3, 0 + 8, 8 + 1, 9 + 7, 6 + 0
 
 
 def test_rows_are_questions_with_their_answers():
     c = config()
     info, source = describe(c), open_splits(c)["validation"]
     fields = source.read(np.arange(500))
-    assert (fields["prompt_len"] == 4).all()
+    assert (fields["prompt_len"] == 6).all()
     lengths = set()
     for row in fields["tokens"]:
         text = info.text(row)
-        assert text[3] == "=" and text[4:] == answer(text)
+        assert text[5] == "=" and text[6:] == answer(text)
         assert (row[len(text) :] == info.tokenizer.eos).all() and row[-1] == info.tokenizer.eos
-        lengths.add(len(text) - 4)
+        lengths.add(len(text) - 6)
     assert lengths == set(range(1, 53))
 
 
-def test_every_question_is_in_one_split():
-    parts = [open_splits(config())[k] for k in ("validation", "test", "train")]
-    assert [len(p) for p in parts] == [500, 500, 4200]
-    questions = [tuple(q) for p in parts for q in p.read(np.arange(len(p)))["tokens"][:, :4]]
-    assert len(set(questions)) == 5200
+def test_no_question_is_in_two_splits():
+    parts = open_splits(config(seq_len=9, eval_rows=1000))
+    assert {k: len(p) for k, p in parts.items()} == {
+        "validation": 1000,
+        "test": 1000,
+        "train": 18_000,  # of one or two digits
+    }
+    questions = np.concatenate([p.read(np.arange(len(p)))["tokens"][:, :6] for p in parts.values()])
+    assert len(np.unique(questions, axis=0)) == 20_000
 
 
-def test_short_rows_have_short_answers():
-    c = config(seq_len=8, eval_rows=10)
-    source = open_splits(c)["train"]
-    rows = source.read(np.arange(len(source)))["tokens"]
-    assert len(rows) == 280 and (rows[:, -1] == describe(c).tokenizer.eos).all()
+def test_fewer_training_rows_leave_the_rest_alone():
+    few, many = open_splits(config(train_rows=100)), open_splits(config())
+    assert len(few["train"]) == 100
+    rows = np.arange(100)
+    for split in few:
+        same = [x[split].read(rows)["tokens"] for x in (few, many)]
+        np.testing.assert_array_equal(*same)
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"seq_len": 5}, "data.seq_len is 5; rows of sums have at least 6 symbols"),
-        ({"eval_rows": 1301}, "data.eval_rows is 1301; of 5200 questions 1 to 1300"),
+        ({"seq_len": 7}, "data.seq_len is 7; rows of sums have at least 8 symbols"),
+        ({"eval_rows": 130_001}, "data.eval_rows is 130001; of the 520000 questions 1 to 130000"),
+        ({"eval_rows": 0}, "data.eval_rows is 0"),
     ],
 )
 def test_sizes_that_do_not_fit(values, words):
