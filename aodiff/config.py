@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import ml_collections
 from ml_collections import config_dict
 
+from aodiff.method_defaults import METHOD_DEFAULTS, MODEL_DEFAULTS, STAGES
+
 
 class ConfigError(Exception):
     """A bad configuration: one sentence with what came, what is allowed and what to do."""
@@ -19,79 +21,6 @@ LEARNED = "learned"  # in config.compare: the order the main run learned, from s
 # Orders of config.compare that are found first: by the main run, or from the training rows alone.
 FOUND = (LEARNED, "mi_fiedler", "greedy_entropy")
 
-METHOD_DEFAULTS = {
-    "aogpt": dict(
-        order="mix(0.1)",  # see aodiff/core/orders.py for every order distribution
-    ),
-    "ordergpt": dict(
-        # Curriculum, as fractions of train.num_steps (ordergpt.md section 10).
-        warmup=(0.05, 0.3),  # earliest and latest end of P0
-        context_gain=0.2,  # P0 ends when 1 - nll / marginal entropy reaches this
-        shift=(0.36, 0.64),  # P2: share of learned orders rises from 0 to 0.8
-        settle=0.70,  # P3 ends: only the learned order from here on
-        freeze_from=0.5,
-        sampler="map",  # or "gumbel"
-        # Evidence, graph, teacher and student.
-        refresh_every=20,
-        probe_orders=1,  # uniform orders per example of a probe: more of them, less noise
-        probe_decay=0.9,
-        reciprocal="product",
-        student="row",
-        student_width=128,
-        student_lr=3e-3,
-        student_steps=10,
-    ),
-    "mdm": dict(
-        noise="count",  # or "time": how many positions are hidden, see aodiff/methods/mdm.py
-        schedule="linear",  # of "time": "cosine", "poly(2)"
-        times=0,  # of "time": 0 is continuous, else the number of times
-        min_time=1e-3,
-        weight="bound",  # or "context" (CART), "one": no bounds
-        canvas=(),  # or (share, shortest): rows to cut to a random length, at least shortest
-    ),
-}
-# A policy of positions, and the denoiser that it guides.
-REVEAL_POLICY = dict(
-    policy="mlp",  # or "transformer", for text
-    policy_width=64,
-    policy_cells=False,  # the policy knows which cell it looks at: for errors of single cells
-    prior=0.0,  # weight of the top log probability in its scores; 0: it starts uniform
-    mislead=(),  # cells where the denoiser is made confidently wrong, see aodiff/methods/guided.py
-)
-METHOD_DEFAULTS |= {
-    "sas": dict(
-        **REVEAL_POLICY,
-        group=8,  # trajectories of each row
-        inner_epochs=4,  # steps on the same trajectories
-        clip=0.2,
-        advantage="batch_rms",  # or "group_std", "reward_to_go"
-        kl=0.0,  # weight of the divergence from the policy at the start
-    ),
-    "sas_denoiser": dict(
-        **REVEAL_POLICY,
-        random=0.1,  # share of rows with random masks instead of a state of a trajectory
-        scope="all",  # what learns: or "last_block", "head"
-    ),
-}
-# What config.method=sas trains beside the policy, see aodiff/stages.py; 0 steps: not at all.
-STAGES = {
-    "sas": dict(
-        denoiser=dict(steps=500, batch=128, lr=2e-3),  # unless checkpoint.init_from names one
-        second=dict(steps=0, batch=128, lr=5e-4, random=0.1, scope="all"),
-    )
-}
-ANY_ORDER_MODEL = dict(injection="adaln", cond_dim=128, norm="rms", num_sinks=1)
-MODEL_DEFAULTS = {  # beside what every model has
-    "aogpt": ANY_ORDER_MODEL,
-    "ordergpt": ANY_ORDER_MODEL,
-} | dict.fromkeys(
-    ("mdm", "sas", "sas_denoiser"),
-    dict(
-        mlp="swiglu",  # or "gelu"
-        mlp_dim=config_dict.placeholder(int),  # None: 4 * width
-        position="learned",  # or "rope", or "grid" for boards
-    ),
-)
 MDM = "mdm"  # in config.compare: a masked diffusion model
 
 
@@ -175,11 +104,20 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             num=8,  # rows, or completions of each row of `given`
             batch=8,
             steps=0,  # network calls; 0: one per token
-            schedule="linear",  # or "cosine"; masked diffusion: also "threshold(0.9)", "factor(1)"
-            order="uniform",  # masked diffusion: also "confidence", "margin", "entropy"
-            block=0,  # masked diffusion: positions are revealed block by block; 0: no blocks
+            # How many at a time: or "cosine"; of masked diffusion also "threshold(0.9)",
+            # "factor(1)", "one", "dllm", "dream", "ancestral" (aodiff/sampling/policies.py).
+            schedule="linear",
+            # Masked diffusion: also "confidence", "max_prob", "margin", "entropy", "random".
+            order="uniform",
             temperature=1.0,
             top_p=1.0,
+            # Of masked diffusion alone.
+            top_k=0,  # most likely ids that may be drawn, after top_p; 0: all
+            block=0,  # positions are revealed block by block; 0: no blocks
+            position_noise=0.0,  # temperature of the choice of positions; 0: the best
+            remask="",  # or "topk", "p2": unlikely tokens are masked again in every step
+            eos="free",  # or "last", "never": when the id that ends a text may be revealed
+            crop=False,  # a row ends where it writes that id; what is masked before is filled
             params="ema",
             prompt="",  # text to keep; the model writes the rest
             positions=(),  # where the prompt's tokens stand; (): from 0 on
@@ -194,6 +132,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             keep_every=config_dict.placeholder(int),
             resume_from=config_dict.placeholder(str),
             init_from=config_dict.placeholder(str),
+            needs="",  # weights, in words, without which nothing is worth doing; see init_from
             allow_config_change=False,
         )
     )
@@ -216,12 +155,13 @@ POSITIVE = (
 ).split()
 NOT_NEGATIVE = (
     "optim.lr_floor optim.warmup_steps optim.weight_decay eval.every eval.ensemble eval.marginal "
-    "sample.steps sample.temperature"
+    "sample.steps sample.temperature sample.top_k sample.position_noise"
 ).split()
 CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
     "eval.params": ("ema", "raw"),
     "sample.params": ("ema", "raw"),
+    "sample.eos": ("free", "last", "never"),
 }
 
 
@@ -273,6 +213,11 @@ def finalize(config: ml_collections.ConfigDict) -> ml_collections.FrozenConfigDi
         raise ConfigError(
             "eval.orders=() without eval.ensemble or eval.marginal leaves nothing to evaluate; set "
             "eval.orders, for example to ('any',)"
+        )
+    if c.checkpoint.needs and c.checkpoint.init_from is None:
+        raise ConfigError(
+            f"this config begins with {c.checkpoint.needs}, which do not come with the library; "
+            "name the workdir of a run that holds them in checkpoint.init_from"
         )
     _check_study(c)
     if c.optim.decay_steps is None:

@@ -13,10 +13,13 @@ from jax.sharding import Mesh
 from aodiff.data import DataInfo, Source
 from aodiff.data.pipeline import as_batch
 from aodiff.generate import draw_rows
+from aodiff.methods.aogpt import MASKED_DIFFUSION
 from aodiff.methods.base import Method, Samples
 
 # The model's own order, one token a call, sampled from its law.
-EXACT = dict(order="own", steps=0, schedule="linear", block=0, temperature=1.0, top_p=1.0)
+EXACT = dict(
+    order="own", steps=0, schedule="linear", temperature=1.0, top_p=1.0, **MASKED_DIFFUSION
+)
 
 
 def decoding(config, **sample) -> ml_collections.ConfigDict:

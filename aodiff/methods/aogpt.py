@@ -29,6 +29,8 @@ from aodiff.metrics import Mean
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.sampling.anyorder import generate, reveal_schedule
 
+# What config.sample has for masked diffusion, and its value here.
+MASKED_DIFFUSION = dict(top_k=0, block=0, position_noise=0.0, remask="", eos="free", crop=False)
 # Constant at the last step, which evaluations are of.
 FIXED_ORDERS = (
     *("native", "l2r", "reverse", "fractal", "fixed", "anneal_to_fixed"),
@@ -267,8 +269,9 @@ def order_sampler(
     """fn(params, extra, keys, tokens, given): cached decoding in order `order_of(keys, extra)`."""
     s = config.sample
     steps = s.steps or model.cfg.seq_len
-    if s.block:
-        raise ValueError(f"sample.block={s.block} is for masked diffusion; set it to 0 here")
+    for key, off in MASKED_DIFFUSION.items():
+        if s[key] != off:
+            raise ValueError(f"sample.{key}={s[key]!r} is for masked diffusion; use {off!r} here")
     reveal_schedule(model.cfg.seq_len, steps, s.schedule)
 
     def fn(params, extra, keys, tokens, given):

@@ -155,7 +155,7 @@ class Guided:
                 return plain(split(params, extra)[0], extra, keys, tokens, given)
 
             return fn
-        decoder = decoder_of(s, "policy", self.seq_len)
+        decoder = decoder_of(s, "policy", self.seq_len, self.denoiser.eos)
 
         def fn(params, extra, keys, tokens, given):
             denoiser, policy = split(params, extra)
@@ -180,6 +180,7 @@ class Guided:
                 mask_id=self.denoiser.model.cfg.mask,
                 temperature=s.temperature,
                 top_p=s.top_p,
+                top_k=s.top_k,
             )
 
         return fn

@@ -29,7 +29,7 @@ from aodiff.methods.base import (
     token_rows,
 )
 from aodiff.metrics import Mean
-from aodiff.nn.mdm import MDM, MDMConfig, forward_flops_per_token
+from aodiff.nn.mdm import MDM, MDMConfig, forward_flops, forward_flops_per_token
 from aodiff.sampling import denoise
 
 NOISE = ("count", "time")
@@ -47,6 +47,7 @@ class MDMMethod:
     more is known nearby (CART), and "one" the same everywhere, both of them no bound.
     canvas: (share, shortest): that share of the training rows is cut to a length uniform between
     `shortest` and their own, so that the model knows short rows (LLaDA: 0.01, 1).
+    eos: the id that ends a text, where rows are texts in their own order.
     """
 
     model: MDM
@@ -56,6 +57,7 @@ class MDMMethod:
     native: tuple[int, ...]
     weight: str = "bound"
     canvas: tuple[float, int] | tuple[()] = ()
+    eos: int | None = None
     refresh_every: int = 0
 
     @classmethod
@@ -90,6 +92,7 @@ class MDMMethod:
             native=native_order(info),
             weight=m.weight,
             canvas=canvas,
+            eos=end_of_text(info),
         )
 
     @property
@@ -228,7 +231,7 @@ class MDMMethod:
         order, name = None, "uniform" if s.order == "own" else s.order
         if name not in denoise.SCORES:
             order, name = order_of(name, n, 0, self.native), "order"
-        decoder = decoder_of(s, name, n)
+        decoder = decoder_of(s, name, n, self.eos)
 
         def fn(params, extra, keys, tokens, given):
             return denoise.decode(
@@ -241,26 +244,55 @@ class MDMMethod:
                 mask_id=cfg.mask,
                 temperature=s.temperature,
                 top_p=s.top_p,
+                top_k=s.top_k,
             )
 
         return fn
+
+    def flops(self, widths: jax.Array, squares: jax.Array) -> jax.Array:
+        """Analytic FLOPs of decoding rows with these `Samples.widths` and `Samples.squares`."""
+        return forward_flops(self.model.cfg, widths, squares)
 
     def flops_per_token(self) -> float:
         return forward_flops_per_token(self.model.cfg)
 
 
-def decoder_of(sample, score: str, n: int) -> denoise.Decoder:
-    """The decoder of `config.sample` with a score, for rows of n positions."""
+def decoder_of(sample, score: str, n: int, eos: int | None) -> denoise.Decoder:
+    """The decoder of `config.sample` with a score, for rows of n positions.
+
+    Raises:
+      ConfigError, ValueError: choices that do not fit each other, the rows or the data.
+    """
+    if eos is None and (sample.crop or sample.eos != "free"):
+        raise ConfigError(
+            f"sample.crop={sample.crop} and sample.eos={sample.eos!r} ask for the id that ends a "
+            'text, and these data have none; use False and "free"'
+        )
     blocks = n // sample.block if sample.block else 1
     if sample.steps % blocks:
         raise ConfigError(
             f"sample.steps={sample.steps} with {blocks} blocks of {sample.block}; use a multiple "
             f"of {blocks}, or 0 for one call a token"
         )
-    steps = (sample.steps or n) // blocks
-    decoder = denoise.Decoder(score, sample.schedule, steps, sample.block)
+    decoder = denoise.Decoder(
+        score,
+        sample.schedule,
+        (sample.steps or n) // blocks,
+        sample.block,
+        noise=sample.position_noise,
+        remask=sample.remask,
+        suppress=(eos,) if sample.eos == "never" else (),
+        late=(eos,) if sample.eos == "last" else (),
+        crop=(eos,) if sample.crop else (),
+    )
     decoder.check(n)
     return decoder
+
+
+def end_of_text(info: DataInfo) -> int | None:
+    """The id that ends a text, if rows are texts in their own order."""
+    natural = info.tokenizer is not None and info.permutation is None
+    return info.tokenizer.eos if natural else None
 
 
 def build_model(config, info: DataInfo) -> MDM:
@@ -276,6 +308,13 @@ def build_model(config, info: DataInfo) -> MDM:
             mlp=m.mlp,
             mlp_dim=m.mlp_dim,
             position=m.position,
+            num_kv_heads=m.num_kv_heads,
+            rope_base=m.rope_base,
+            norm_epsilon=m.norm_epsilon,
+            qkv_bias=m.qkv_bias,
+            shift=m.shift,
+            mask_id=m.mask_id,
+            table_size=m.table_size,
             groups=board_groups(info) if m.position == "grid" else (),
             qk_norm=m.qk_norm,
             tied_head=m.tied_head,

@@ -282,9 +282,14 @@ class MDM(nn.Module):
         return shard(out, "batch", "seq", "act_vocab")
 
 
-def forward_flops_per_token(cfg: MDMConfig) -> float:
-    """2 FLOPs per multiply-add of one forward pass over a full row; attention reads all of it."""
+def forward_flops(cfg: MDMConfig, widths: float, squares: float) -> float:
+    """2 FLOPs per multiply-add of forward passes, from the sums of their lengths and squares."""
     d, kv = cfg.width, cfg.kv_heads * cfg.head_dim
     mlp = (3 if cfg.mlp == "swiglu" else 2) * d * cfg.hidden
-    block = 2 * d * d + 2 * d * kv + mlp + 2 * d * cfg.seq_len
-    return 2.0 * (cfg.num_layers * block + d * cfg.logits_size)
+    kernels = cfg.num_layers * (2 * d * d + 2 * d * kv + mlp) + d * cfg.logits_size
+    return 2.0 * (kernels * widths + cfg.num_layers * 2 * d * squares)
+
+
+def forward_flops_per_token(cfg: MDMConfig) -> float:
+    """FLOPs per position of one forward pass over a full row; attention reads all of it."""
+    return forward_flops(cfg, 1, cfg.seq_len)

@@ -83,17 +83,18 @@ class Decoder:
 
     def check(self, n: int) -> None:
         """Raises ValueError for choices that do not fit rows of n positions."""
-        if self.block < 0 or n % (self.block or n):
+        width = self.block or n
+        if self.block < 0 or n % width:
             raise ValueError(
                 f"sample.block={self.block} does not divide the {n} positions of a row; use a "
                 "divisor, or 0 for no blocks"
             )
-        most = self.block or n
+        blocks = n // width
         limited = self.rule[0] in policies.AT_MOST_ONE_CALL_A_TOKEN and not self.remask
-        if self.steps < 1 or (limited and self.steps > most):
+        if self.steps < 1 or (limited and self.steps > width):
             raise ValueError(
-                f"{self.steps} calls for a block of {most} positions; use at least one call a "
-                "block and at most one a token"
+                f"sample.steps={self.steps * blocks} with {blocks} blocks of {width}; use a "
+                f"multiple of {blocks} up to {n}, at least one call a block and one token a call"
             )
 
     @property

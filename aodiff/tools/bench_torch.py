@@ -1,17 +1,21 @@
-"""A plain eager PyTorch AO-GPT training step, the yardstick of `bench train_step`.
+"""Plain eager PyTorch, the yardsticks of `bench train_step` and `bench decode`.
 
-Written from the paper's description as one would write it in PyTorch: fused attention, fused AdamW,
-float32, no compilation. It takes its initial weights from our parameters, so both sides start from
-the same loss. Source: arXiv 2506.19935 sections 2.2 and 3; dimensions as in `aodiff.nn.aogpt`.
+Written from the papers' descriptions as one would write it in PyTorch: fused attention and AdamW,
+float32, no compilation. Weights are taken from our parameters, so that both sides compute the same.
+AO-GPT: arXiv 2506.19935 sections 2.2 and 3; dimensions as in `aodiff.nn.aogpt`. Masked diffusion:
+the loop of the published samplers, decoding.md 4 and 6.1.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from aodiff.nn.mdm import MDMConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,3 +116,100 @@ def load(model: AOGPTTorch, arrays: Sequence[np.ndarray]) -> None:
     with torch.no_grad():
         for parameter, array in zip(model.parameters(), arrays, strict=True):
             parameter.copy_(torch.tensor(np.array(array)))
+
+
+class MDMBlock(nn.Module):
+    """RMSNorm, attention with QK-norm, SwiGLU MLP."""
+
+    def __init__(self, cfg: MDMConfig, weights: dict[str, np.ndarray]):
+        super().__init__()
+        d, self.heads = cfg.width, cfg.num_heads
+        self.norms = nn.ParameterDict(
+            {
+                name: torch.tensor(weights[name]["scale"])
+                for name in ("attn_norm", "q_norm", "k_norm", "mlp_norm")
+            }
+        )
+        qkv = [weights[f"{name}_kernel"].reshape(d, d) for name in "qkv"]
+        self.qkv = _linear(np.concatenate(qkv, axis=1))
+        self.out = _linear(weights["out_kernel"].reshape(d, d))
+        self.gate_up = _linear(
+            np.concatenate([weights["gate_kernel"], weights["up_kernel"]], axis=1)
+        )
+        self.down = _linear(weights["down_kernel"])
+        self.epsilon = cfg.norm_epsilon
+
+    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.norms[name], self.epsilon)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, n, D) -> (B, n, D)."""
+        batch, n, d = x.shape
+        qkv = self.qkv(self.norm("attn_norm", x)).view(batch, n, 3, self.heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(self.norm("q_norm", q), self.norm("k_norm", k), v)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, n, d))
+        gate, up = self.gate_up(self.norm("mlp_norm", x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class MDMTorch(nn.Module):
+    """tokens (B, n) int64 -> logits (B, n, V), with the weights of a `MDM` of its defaults."""
+
+    def __init__(self, cfg: MDMConfig, weights: dict[str, Any]):
+        super().__init__()
+        self.cfg = cfg
+        self.tokens = nn.Parameter(torch.tensor(weights["embedding"]))
+        self.positions = nn.Parameter(torch.tensor(weights["positions"]))
+        layer = lambda tree, i: {
+            name: layer(x, i) if isinstance(x, dict) else x[i] for name, x in tree.items()
+        }
+        self.blocks = nn.ModuleList(
+            MDMBlock(cfg, layer(weights["blocks"], i)) for i in range(cfg.num_layers)
+        )
+        self.scale = nn.Parameter(torch.tensor(weights["norm"]["scale"]))
+        self.head = _linear(weights["head_kernel"][:, : cfg.vocab_size])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens[tokens] + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(F.rms_norm(x, x.shape[-1:], self.scale, self.cfg.norm_epsilon))
+
+
+@torch.no_grad()
+def decode(
+    model: nn.Module, tokens: torch.Tensor, mask_id: int, steps: int, temperature: float
+) -> torch.Tensor:
+    """Fills the masks of `tokens` (B, n) int64, as many a step, the most confident ones first."""
+    num_masked = (tokens == mask_id).sum(dim=1, keepdim=True)
+    counts = (num_masked // steps).expand(-1, steps).clone()
+    for row, rest in enumerate((num_masked % steps).flatten().tolist()):
+        counts[row, :rest] += 1
+    for step in range(steps):
+        masked = tokens == mask_id
+        logits = model(tokens)
+        proposal = _noisy(logits, temperature).argmax(dim=-1)
+        chance = F.softmax(logits, dim=-1).gather(-1, proposal[..., None])[..., 0]
+        proposal = torch.where(masked, proposal, tokens)
+        confidence = torch.where(masked, chance, -torch.inf)
+        reveal = torch.zeros_like(masked)
+        for row in range(len(tokens)):
+            _, best = torch.topk(confidence[row], k=int(counts[row, step]))
+            reveal[row, best] = True
+        tokens = torch.where(reveal, proposal, tokens)
+    return tokens
+
+
+def _noisy(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    if temperature == 0:
+        return logits
+    logits = logits.double()
+    return logits.exp() / (-torch.log(torch.rand_like(logits))) ** temperature
+
+
+def _linear(weight: np.ndarray) -> nn.Linear:
+    """A linear layer without bias from weight (in, out)."""
+    layer = nn.Linear(*weight.shape, bias=False)
+    layer.weight = nn.Parameter(torch.tensor(weight.T.copy()))
+    return layer

@@ -306,7 +306,7 @@ def test_board_groups_follow_the_hidden_permutation():
         ("method.min_time", 0.0, "min_time"),
         ("method.canvas", (0.5, 9), "shortest length"),
         ("sample.block", 3, "divisor"),
-        ("sample.steps", 99, "at most one a token"),
+        ("sample.steps", 99, "multiple"),
         ("sample.schedule", "fast", "threshold"),
         ("model.position", "sine", "rope"),
         ("eval.orders", ("sideways",), "sideways"),
