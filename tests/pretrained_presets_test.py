@@ -1,0 +1,56 @@
+"""The presets of published models: they ask for weights, and have the published sizes."""
+
+import importlib.util
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from aodiff.config import ConfigError, finalize
+from aodiff.data import DataInfo
+from aodiff.methods.mdm import build_model
+
+ROOT = pathlib.Path(__file__).parents[1]
+PARAMETERS = {"llada": 8_015_581_184, "dream": 7_615_616_512}  # mdm.md 13.13
+
+
+def mdm():
+    spec = importlib.util.spec_from_file_location("mdm", ROOT / "configs/mdm.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+NAMES = [name for name in mdm().PRESETS if name.startswith(tuple(PARAMETERS))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_asks_for_weights_in_one_sentence(name):
+    config = mdm().get_config(name)
+    with pytest.raises(ConfigError, match="the weights of .* in checkpoint.init_from") as error:
+        finalize(config)
+    assert "\n" not in str(error.value)
+    config.checkpoint.init_from = "imported"
+    config = finalize(config)
+    answer, block = config.data.seq_len, config.sample.block
+    assert block == 0 or answer % block == 0
+
+
+def test_the_command_line_says_so_too(command):
+    says = command(f"--config={ROOT}/configs/mdm.py:llada_8b_gsm8k", "--mode=sample")
+    assert "GSAI-ML/LLaDA-8B-Instruct" in says
+
+
+@pytest.mark.parametrize("name", ["llada_8b_gsm8k", "dream_7b_humaneval"])
+def test_it_has_the_published_number_of_parameters(name):
+    config = mdm().get_config(name)
+    info = DataInfo("text", config.data.seq_len, config.model.table_size - 100, "token")
+    model = build_model(config, info)
+    tokens = jnp.zeros((1, config.data.seq_len), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    total = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    assert total == PARAMETERS[name.split("_")[0]]
+    out = jax.eval_shape(model.apply, shapes, tokens)
+    assert out.shape == (1, config.data.seq_len, config.model.table_size)
