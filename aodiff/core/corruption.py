@@ -57,6 +57,11 @@ def stratified_counts(points: jax.Array, sizes: jax.Array) -> jax.Array:
     return jnp.clip(jnp.ceil(points * sizes), jnp.minimum(sizes, 1), sizes).astype(jnp.int32)
 
 
+def live(length: jax.Array, n: int) -> jax.Array:
+    """The first `length` (B,) of n positions, (B, n) bool; the others are padding."""
+    return jnp.arange(n)[None] < length[:, None]
+
+
 def cut_lengths(points: jax.Array, lengths: jax.Array, share: float, shortest: int) -> jax.Array:
     """Lengths (B,) int32 of rows of which a share is cut, for `points` (B,) in (0, 1].
 

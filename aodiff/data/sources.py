@@ -202,6 +202,13 @@ class PermutedSource:
     source: Source
     permutation: tuple[int, ...]
 
+    def __post_init__(self):
+        if uneven := {"length", "prompt_len"} & set(self.source.fields):
+            raise DataError(
+                f"rows have their own {' and '.join(sorted(uneven))}, which a hidden permutation "
+                "would scatter; leave data.permute_seed at None."
+            )
+
     def __len__(self) -> int:
         return len(self.source)
 

@@ -116,7 +116,9 @@ class MDMMethod:
         if self.canvas:
             points = corruption.strata(jax.random.fold_in(key, num), num)
             length = corruption.cut_lengths(points, batch["length"], *self.canvas)
-            kept = {name: batch[name] & live(length, n) for name in ("loss_mask", "given")}
+            kept = {
+                name: batch[name] & corruption.live(length, n) for name in ("loss_mask", "given")
+            }
             batch = batch | kept | {"length": length}
         scored = batch["loss_mask"]
         points = corruption.strata(key, num)
@@ -150,7 +152,7 @@ class MDMMethod:
 
         What comes after is padding, which no position sees.
         """
-        segments = jnp.where(live(length, tokens.shape[1]), 0, -1)
+        segments = jnp.where(corruption.live(length, tokens.shape[1]), 0, -1)
         return self.model.apply(params, tokens, segments)
 
     def _hidden_nll(self, params: Params, batch: Batch, hidden: jax.Array) -> jax.Array:
@@ -341,11 +343,6 @@ def board_groups(info: DataInfo) -> tuple[tuple[int, ...], ...]:
         labels.append(row // side * side + column // side)
     where = np.arange(height * width) if info.permutation is None else np.array(info.permutation)
     return tuple(tuple(x[where].tolist()) for x in labels)
-
-
-def live(length: jax.Array, n: int) -> jax.Array:
-    """(B, n) bool, the first `length` (B,) positions of each row."""
-    return jnp.arange(n)[None] < length[:, None]
 
 
 def _hide_count(keys, points, scored):

@@ -4,6 +4,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from aodiff.core import corruption
+
 
 @flax.struct.dataclass
 class State:
@@ -92,7 +94,7 @@ def masked_positions(state: State, mask_id: int) -> jax.Array:
 
 def live(state: State) -> jax.Array:
     """Positions (B, C) bool before the length of each row."""
-    return jnp.arange(state.tokens.shape[1])[None] < state.length[:, None]
+    return corruption.live(state.length, state.tokens.shape[1])
 
 
 def in_block(state: State) -> jax.Array:

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from aodiff.data import pipeline
 from aodiff.data.info import DataError, Stats
-from aodiff.data.sources import ArraySource
+from aodiff.data.sources import ArraySource, PermutedSource
 
 N, LENGTH, BATCH = 21, 4, 8
 ROOT = Path(__file__).parents[2]
@@ -115,6 +115,12 @@ def test_evaluation_sees_every_row_once_in_file_order(n):
     assert ids[:n].tolist() == list(range(n)) and (ids[n:] == -1).all()
     assert mask[:n].all() and not mask[n:].any()
     np.testing.assert_array_equal(tokens[:n], source(n).arrays["tokens"])
+
+
+def test_rows_of_different_lengths_have_no_hidden_order():
+    fields = {"tokens": np.zeros((2, 4)), "length": np.array([2, 4])}
+    with pytest.raises(DataError, match="data.permute_seed"):
+        PermutedSource(ArraySource(fields, Stats(2, 8)), (3, 2, 1, 0))
 
 
 def test_what_is_scored_and_given_comes_from_the_fields():
