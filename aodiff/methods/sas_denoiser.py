@@ -69,26 +69,20 @@ class SASDenoiserMethod:
     ) -> tuple[Batch, Any]:
         """Adds `hidden` (B, n) bool, a state of each row, and `weight` (B, n) float32 of its
         losses: the number of steps times the policy, or that of the masked bound."""
-        rows = jnp.arange(batch["tokens"].shape[0])
-        walk, at, coin = jnp.moveaxis(
-            jax.vmap(lambda k: jax.random.split(k, 3))(rng.example_keys(key, rows)), 1, 0
-        )
+        num = batch["tokens"].shape[0]
+        keys = rng.example_keys(jax.random.fold_in(key, 2 * num), jnp.arange(num))
         drawn, _ = self.guided.denoiser.draw(key, batch, step, params, {})
-        hidden, weight = self.on_trajectory(params, extra["policy"], batch, walk, at)
-        random = (jax.vmap(jax.random.uniform)(coin) < self.random)[:, None]
+        hidden, weight = self.on_trajectory(params, extra["policy"], batch, keys)
+        random = (jax.vmap(jax.random.uniform)(rng.fold(keys, 2)) < self.random)[:, None]
         return batch | {
             "hidden": jnp.where(random, drawn["hidden"], hidden),
             "weight": jnp.where(random, drawn["weight"], weight),
         }, extra
 
     def on_trajectory(
-        self, params: Params, policy: Params, batch: Batch, walk: jax.Array, at: jax.Array
+        self, params: Params, policy: Params, batch: Batch, keys: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """A uniformly random step of a sampled trajectory of each row: hidden and weight (B, n).
-
-        Args:
-          walk, at: (B,) typed keys of the trajectory and of the step.
-        """
+        """A uniformly random step of a sampled trajectory of each row: hidden and weight (B, n)."""
         choose = self.guided.choose(policy, batch["given"], sampled=True)
 
         def law(logits, hidden, keys):
@@ -96,9 +90,9 @@ class SASDenoiserMethod:
             scores = self.guided.policy.scores(policy, kept["features"])
             return action, jnp.exp(log_policy(scores, hidden))
 
-        path = self.guided.follow(params, law, batch, walk)
+        path = self.guided.follow(params, law, batch, rng.fold(keys, 0))
         number = jnp.sum(batch["loss_mask"], axis=1)
-        step = (jax.vmap(jax.random.uniform)(at) * number).astype(jnp.int32)
+        step = (jax.vmap(jax.random.uniform)(rng.fold(keys, 1)) * number).astype(jnp.int32)
         pick = lambda x: jnp.take_along_axis(x, step[None, :, None], axis=0)[0]
         hidden = pick(path.hidden)
         return hidden, jnp.where(hidden, number[:, None] * pick(path.kept), 0.0)
