@@ -120,7 +120,9 @@ def essential(source: str) -> str:
     """Source without what at top level only shows off; as it is where there is no such thing."""
     if _compile_error(source) is not None:
         return source
-    tree = ast.parse(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source)
     kept = [node for node in tree.body if not _shows_off(node)]
     if len(kept) == len(tree.body):
         return source
