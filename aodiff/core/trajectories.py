@@ -74,12 +74,8 @@ def best(scores: jax.Array, hidden: jax.Array) -> jax.Array:
 
 def draw(logv: jax.Array, hidden: jax.Array, keys: jax.Array) -> jax.Array:
     """A hidden position (B,) int32 from log probabilities (B, n) of each row."""
-    return best(logv + noise(keys, logv.shape[1]), hidden)
-
-
-def noise(keys: jax.Array, n: int) -> jax.Array:
-    """Gumbel noise (B, n) float32: the highest of scores with it is a draw from their softmax."""
-    return jax.vmap(lambda k: jax.random.gumbel(k, (n,), jnp.float32, mode="high"))(keys)
+    noise = jax.vmap(lambda k: jax.random.gumbel(k, logv.shape[1:], mode="high"))(keys)
+    return best(logv + noise, hidden)
 
 
 # ---- learning -----------------------------------------------------------------------------------

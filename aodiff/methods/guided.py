@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from aodiff import rng
@@ -16,7 +17,7 @@ from aodiff.core.trajectories import Choose, Trajectory
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import native_order
 from aodiff.methods.base import Batch, Evaluation, Params, Samples, Scores
-from aodiff.methods.mdm import MDMMethod, board_groups, build_model, decoder_of
+from aodiff.methods.mdm import MDMMethod, board_groups, build_model, end_of_text
 from aodiff.metrics import Mean
 from aodiff.nn.reveal_policy import (
     POLICIES,
@@ -147,43 +148,19 @@ class Guided:
     def sampler(self, config, max_given: int, split: Split) -> Callable[..., Samples]:
         """Decoding by the policy for `sample.order` "own" (most likely) and "sampled", as the
         denoiser alone decodes otherwise."""
-        s = config.sample
-        if s.order not in ("own", "sampled"):
-            plain = self.denoiser.sampler(config, max_given)
+        order, guide = config.sample.order, None
+        if order in ("own", "sampled"):
+            guide = self._guide
+            config = ml_collections.ConfigDict(config).copy_and_resolve_references().unlock()
+            config.sample.position_noise = float(order == "sampled")
+        sampler = self.denoiser.sampler(config, max_given, guide)
+        return lambda params, extra, *rows: sampler(*split(params, extra), *rows)
 
-            def fn(params, extra, keys, tokens, given):
-                return plain(split(params, extra)[0], extra, keys, tokens, given)
+    def _guide(self, policy: Params, given: jax.Array) -> denoise.Policy:
+        def scores(logits: jax.Array, masked: jax.Array, length: jax.Array) -> jax.Array:
+            return self.policy.scores(policy, self.policy.features(logits, masked, given))
 
-            return fn
-        decoder = decoder_of(s, "policy", self.seq_len, self.denoiser.eos)
-
-        def fn(params, extra, keys, tokens, given):
-            denoiser, policy = split(params, extra)
-
-            def scores(logits, masked, length):
-                found = self.policy.scores(policy, self.policy.features(logits, masked, given))
-                if s.order == "own":
-                    return found
-                # The number of masks tells the steps of a row apart.
-                step_keys = jax.vmap(jax.random.fold_in)(
-                    rng.fold(keys, self.seq_len), jnp.sum(masked, axis=1)
-                )
-                return found + trajectories.noise(step_keys, found.shape[1])
-
-            return denoise.decode(
-                lambda shown, length: self.denoiser.denoise(denoiser, shown, length),
-                keys,
-                tokens,
-                given,
-                decoder,
-                policy=scores,
-                mask_id=self.denoiser.model.cfg.mask,
-                temperature=s.temperature,
-                top_p=s.top_p,
-                top_k=s.top_k,
-            )
-
-        return fn
+        return scores
 
 
 def scored(name: str) -> Choose:
@@ -204,13 +181,20 @@ def _of_denoiser(fn, split: Split):
 
 def _denoiser(config, info: DataInfo) -> MDMMethod:
     """The denoiser of `config.model`, misled where the method says so."""
-    parts = (build_model(config, info), "count", make_schedule("linear"), 1e-3, native_order(info))
+    parts = dict(
+        model=build_model(config, info),
+        noise="count",
+        schedule=make_schedule("linear"),
+        min_time=1e-3,
+        native=native_order(info),
+        eos=end_of_text(info),
+    )
     cells = tuple(config.method.mislead)
     if cells and not set(cells) <= set(range(info.seq_len)):
         raise ConfigError(
             f"method.mislead={cells} names cells outside 0 .. {info.seq_len - 1}; correct it"
         )
-    return Misled(*parts, cells=cells) if cells else MDMMethod(*parts)
+    return Misled(**parts, cells=cells) if cells else MDMMethod(**parts)
 
 
 def _policy(config, info: DataInfo) -> RevealPolicy:
@@ -227,8 +211,7 @@ def _policy(config, info: DataInfo) -> RevealPolicy:
     else:
         net = RevealTransformer(m.policy_width)
     groups = board_groups(info) if info.grid else ()
-    eos = getattr(info.tokenizer, "eos", None)
-    return RevealPolicy(net, info.vocab_size, groups, eos, m.prior)
+    return RevealPolicy(net, info.vocab_size, groups, end_of_text(info), m.prior)
 
 
 def _most_hidden(config) -> int:

@@ -34,6 +34,7 @@ from aodiff.sampling import denoise
 
 NOISE = ("count", "time")
 WEIGHTS = ("bound", "context", "one")
+Guide = Callable[[Any, jax.Array], denoise.Policy]  # extra, given (B, n) -> scores of positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,11 +228,14 @@ class MDMMethod:
         kind = "exact" if spec.split("(")[0] in FIXED_ORDERS else "upper bound (Jensen)"
         return Evaluation(fn, f"{kind}, one position per call, order {spec}")
 
-    def sampler(self, config, max_given: int) -> Callable[..., Samples]:
+    def sampler(self, config, max_given: int, guide: Guide | None = None) -> Callable[..., Samples]:
+        """As of every method; guide(extra, given) is a policy that replaces `sample.order`."""
         s = config.sample
         n, cfg = self.seq_len, self.model.cfg
         order, name = None, "uniform" if s.order == "own" else s.order
-        if name not in denoise.SCORES:
+        if guide:
+            name = "policy"
+        elif name not in denoise.SCORES:
             order, name = order_of(name, n, 0, self.native), "order"
         decoder = decoder_of(s, name, n, self.eos)
 
@@ -243,6 +247,7 @@ class MDMMethod:
                 given,
                 decoder,
                 order=order and order(rng.fold(keys, n), jnp.int32(0)),
+                policy=guide and guide(extra, given),
                 mask_id=cfg.mask,
                 temperature=s.temperature,
                 top_p=s.top_p,

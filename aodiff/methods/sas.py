@@ -166,6 +166,9 @@ class SASMethod:
     def sampler(self, config, max_given: int) -> Callable[..., Samples]:
         return self.guided.sampler(config, max_given, _split)
 
+    def flops(self, widths: jax.Array, squares: jax.Array) -> jax.Array:
+        return self.guided.denoiser.flops(widths, squares)
+
     def flops_per_token(self) -> float:
         return self.guided.denoiser.flops_per_token()
 
