@@ -1,5 +1,7 @@
 """Token draws: marginals by chi-square, the nucleus fixture, and the range of the noise."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,3 +104,43 @@ def test_bad_arguments_say_what_is_allowed():
         categorical.sample(keys, jnp.zeros((1, 3)), -1.0, 1.0)
     with pytest.raises(ValueError, match="top_p=0"):
         categorical.nucleus(jnp.zeros((1, 3)), 0.0)
+
+
+def alive(logits):
+    return np.flatnonzero(np.isfinite(np.asarray(logits))).tolist()
+
+
+def test_the_top_k_come_after_the_nucleus_and_ties_are_kept():
+    logits = jnp.log(jnp.asarray([0.4, 0.2, 0.2, 0.15, 0.05], jnp.float32))
+    for top_p, top_k, kept in ((1.0, 2, [0, 1, 2]), (0.5, 2, [0, 1]), (0.5, 1, [0]), (1.0, 9, 5)):
+        found = categorical.shape(logits, 1.0, top_p, top_k)
+        assert alive(found) == (list(range(5)) if kept == 5 else kept)
+    greedy = categorical.shape(logits, 0.0, 1.0, 1)  # filters bear on scores even then
+    assert alive(greedy) == [0] and greedy[0] == logits[0]
+    with pytest.raises(ValueError, match="top_k=-1"):
+        categorical.shape(logits, 1.0, 1.0, -1)
+
+
+def test_gumbel_top_k_is_drawing_without_replacement():
+    """Ordered pairs of four, at a temperature, against the closed form and Plackett-Luce."""
+    scores, temperature, num = jnp.asarray([0.2, 1.0, -0.5, 0.0]), 0.6, 20_000
+    keys = jax.random.split(jax.random.key(0), (num, 4))
+    noisy = categorical.perturb(keys, jnp.broadcast_to(scores[None], (num, 4)), temperature)
+    first, second = np.asarray(jnp.argsort(-noisy, axis=1))[:, :2].T
+    weight = np.exp(np.asarray(scores, np.float64) / temperature)
+    pairs = list(itertools.permutations(range(4), 2))
+    law = [weight[a] / weight.sum() * weight[b] / (weight.sum() - weight[a]) for a, b in pairs]
+    counts = [np.sum((first == a) & (second == b)) for a, b in pairs]
+    assert chi_square(np.array(counts), law) > 0.01
+    batch = jnp.broadcast_to((scores / temperature)[None], (len(pairs), 4))
+    found = np.exp(categorical.plackett_luce(batch, jnp.asarray(pairs)))
+    np.testing.assert_allclose(found, law, rtol=1e-5)
+    assert found.sum() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_what_cannot_be_drawn_has_no_place_in_plackett_luce():
+    scores = jnp.asarray([0.0, -jnp.inf, 1.0])
+    assert categorical.plackett_luce(scores, jnp.array([1, 0])) == -jnp.inf
+    assert float(categorical.plackett_luce(scores, jnp.array([2, 0]))) == pytest.approx(
+        1 - np.log(1 + np.e), abs=1e-6
+    )
