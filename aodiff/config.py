@@ -97,6 +97,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             measures=(),  # what else to measure of the trained model, see aodiff/evals
             samples=512,  # rows drawn for those measures
             decoders=(),  # values of sample.order that "sudoku" compares; (): sample.order
+            canvases=(),  # positions to write on the fixed canvases that "canvas" compares
         )
     )
     c.sample = ml_collections.ConfigDict(
@@ -118,6 +119,10 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             remask="",  # or "topk", "p2": unlikely tokens are masked again in every step
             eos="free",  # or "last", "never": when the id that ends a text may be revealed
             crop=False,  # a row ends where it writes that id; what is masked before is filled
+            canvas=(),  # (positions to write at first, at most); (): all of a row
+            grow="none",  # or "carve", "daedal": how rows get from the first to the second
+            carve=dict(growth=16, interval=16, window=8, tau=0.02),
+            daedal=dict(growth=8, window=32, enough=0.5, sure=0.9, unsure=0.1),
             params="ema",
             prompt="",  # text to keep; the model writes the rest
             positions=(),  # where the prompt's tokens stand; (): from 0 on

@@ -1,9 +1,10 @@
-"""Questions with answers of very different length: last digits of sums, as many as are asked for.
+"""Questions with answers of very different length: digits by a rule, as many as are asked for.
 
 A row is "3817e=" and then as many digits as the letter says (a 1, b 2, ... z 26, A 27, ... Z 52),
-each the last digit of the sum of the digit before it and the one four before it (7 + 3 = 10, 0 + 8,
-8 + 1, ...: 08966), then the end symbol up to the length of the row. So the question says how long
-the answer is, and its digits are found one by one.
+each the digit four before it, plus 3 where the digit right before it is 5 or more, without carry
+(3 + 3, 8 + 3, 1, 7, 6 + 3: 61179), then the end symbol up to the length of the row. So the question
+says how long the answer is, and its digits are found one by one: every row of four digits has one
+successor and one predecessor, and far digits look random from where they start.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ def sums(questions: np.ndarray, longest: int, seq_len: int) -> np.ndarray:
     rows = np.full((len(questions), seq_len), SumsTokenizer.eos, np.uint16)
     rows[:, :PROMPT] = np.stack([*digits, number + 11, np.full(len(rows), 10)], axis=1)
     for i in range(longest):
-        digits.append((digits[-1] + digits[-SEEDS]) % 10)
+        digits.append((digits[-SEEDS] + np.where(digits[-1] >= 5, 3, 0)) % 10)
         rows[:, PROMPT + i] = np.where(i <= number, digits[-1], SumsTokenizer.eos)
     return rows
 

@@ -11,7 +11,7 @@ from absl import logging
 from aodiff import distributed
 from aodiff.config import ConfigError, scored_splits
 from aodiff.data import DataInfo, Source
-from aodiff.evals import image, order, pose, sudoku, table, text
+from aodiff.evals import canvas, image, order, pose, sudoku, table, text
 from aodiff.evals.trained import Trained, decoding
 from aodiff.methods.base import Method
 from aodiff.writers import replace_text
@@ -26,6 +26,7 @@ MEASURES: dict[str, Callable[[Trained], dict[str, float]]] = {
     "image": image.measure,
     "text": text.measure,
     "sudoku": sudoku.measure,
+    "canvas": canvas.measure,
 }
 # What data a measure is for; one that is not here is for all.
 FITS: dict[str, tuple[Callable[[DataInfo], bool], str]] = {
@@ -34,9 +35,13 @@ FITS: dict[str, tuple[Callable[[DataInfo], bool], str]] = {
     "image": (image.fits, "images"),
     "text": (text.fits, "text"),
     "sudoku": (sudoku.fits, "Sudoku boards"),
+    "canvas": (canvas.fits, "questions with answers that end"),
 }
 # How a run's summary shows the numbers of a measure; of others it says nothing.
-TABLES: dict[str, Callable[[Mapping[str, float]], str]] = {"sudoku": sudoku.table}
+TABLES: dict[str, Callable[[Mapping[str, float]], str]] = {
+    "sudoku": sudoku.table,
+    "canvas": canvas.table,
+}
 
 
 def check(config, info: DataInfo) -> None:
@@ -68,6 +73,9 @@ def check_decoders(config, method: Method) -> None:
     if "sudoku" in config.eval.measures:
         for name in sudoku.decoders(config):
             method.sampler(decoding(config, order=name, temperature=0.0), 0)
+    if "canvas" in config.eval.measures:
+        for sample in canvas.arms(config).values():
+            method.sampler(decoding(config, **sample), 0)
 
 
 def measured(config, workdir: pathlib.Path, step: int) -> bool:

@@ -30,7 +30,16 @@ from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.sampling.anyorder import generate, reveal_schedule
 
 # What config.sample has for masked diffusion, and its value here.
-MASKED_DIFFUSION = dict(top_k=0, block=0, position_noise=0.0, remask="", eos="free", crop=False)
+MASKED_DIFFUSION = dict(
+    top_k=0,
+    block=0,
+    position_noise=0.0,
+    remask="",
+    eos="free",
+    crop=False,
+    canvas=(),
+    grow="none",
+)
 # Constant at the last step, which evaluations are of.
 FIXED_ORDERS = (
     *("native", "l2r", "reverse", "fractal", "fixed", "anneal_to_fixed"),

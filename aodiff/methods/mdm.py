@@ -5,6 +5,7 @@ Source: Sahoo et al. (MDLM), arXiv 2406.07524; Shi et al. (MD4), arXiv 2406.0432
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ from aodiff.methods.base import (
 from aodiff.metrics import Mean
 from aodiff.nn.mdm import MDM, MDMConfig, forward_flops, forward_flops_per_token
 from aodiff.sampling import denoise
+from aodiff.sampling.growth import make_plan
 
 NOISE = ("count", "time")
 WEIGHTS = ("bound", "context", "one")
@@ -238,16 +240,29 @@ class MDMMethod:
         elif name not in denoise.SCORES:
             order, name = order_of(name, n, 0, self.native), "order"
         decoder = decoder_of(s, name, n, self.eos)
+        plan = make_plan(
+            tuple(s.canvas),
+            n,
+            s.grow,
+            {"carve": s.carve, "daedal": s.daedal},
+            decoder,
+            mask_id=cfg.mask,
+            end=self.eos,
+        )
 
         def fn(params, extra, keys, tokens, given):
+            call = functools.partial(self.denoise, params)
+            length, grow = plan(call, given)
             return denoise.decode(
-                lambda shown, length: self.denoise(params, shown, length),
+                call,
                 keys,
                 tokens,
                 given,
                 decoder,
+                length=length,
                 order=order and order(rng.fold(keys, n), jnp.int32(0)),
                 policy=guide and guide(extra, given),
+                grow=grow,
                 mask_id=cfg.mask,
                 temperature=s.temperature,
                 top_p=s.top_p,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from aodiff.core.categorical import jensen_shannon
-from aodiff.sampling.denoise import State
+from aodiff.sampling.state import State
 
 
 def insert(state: State, after: jax.Array, number: jax.Array, mask_id: int) -> State:

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from aodiff.sampling import canvas
-from aodiff.sampling.denoise import Denoise, Grow, State, masked_positions, spend
+from aodiff.sampling.denoise import Denoise, Grow
 from aodiff.sampling.policies import neg_entropy
+from aodiff.sampling.state import State, masked_positions, spend
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from aodiff.sampling import canvas
-from aodiff.sampling.denoise import Denoise, Grow, State, masked_positions, spend
+from aodiff.sampling.denoise import Denoise, Grow
 from aodiff.sampling.policies import max_prob
+from aodiff.sampling.state import State, masked_positions, spend
 
 
 @dataclasses.dataclass(frozen=True)

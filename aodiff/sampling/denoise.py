@@ -217,9 +217,14 @@ def _check_parts(decoder: Decoder, order, policy, grow) -> None:
                 f"a decoder of score {decoder.score!r} with {name}="
                 f"{'None' if part is None else '...'}; pass {name} exactly when it is the score"
             )
-    name = decoder.rule[0]
-    cannot = name in (*policies.MAY_REVEAL_NONE, *policies.FIXED_SIZE)
-    if grow is not None and (cannot or decoder.remask):
+    if grow is not None:
+        check_growth(decoder)
+
+
+def check_growth(decoder: Decoder) -> None:
+    """Raises ValueError if the rows of a decoder cannot grow."""
+    cannot = decoder.rule[0] in (*policies.MAY_REVEAL_NONE, *policies.FIXED_SIZE)
+    if cannot or decoder.remask:
         raise ValueError(
             f"rows cannot grow with schedule {decoder.schedule!r} and remask={decoder.remask!r}; "
             "use linear, dllm, one, threshold(p) or factor(f), and no re-masking"

@@ -14,17 +14,18 @@ def config(**values):
 
 
 def answer(question: str) -> str:
-    """The answer to "3817e=" by adding digits."""
+    """The answer to "3817e=" by the rule."""
     digits = [int(d) for d in question[:4]]
     letter = question[4]
     number = ord(letter) - ord("a") + 1 if letter.islower() else ord(letter) - ord("A") + 27
     while len(digits) < number + 4:
-        digits.append((digits[-1] + digits[-4]) % 10)
+        more = 3 if digits[-1] >= 5 else 0
+        digits.append((digits[-4] + more) % 10)
     return "".join(map(str, digits[4:]))
 
 
 def test_an_answer_by_hand():
-    assert answer("3817e=") == "08966"  # 7 + 3, 0 + 8, 8 + 1, 9 + 7, 6 + 0
+    assert answer("3817e=") == "61179"  # 3 + 3, 8 + 3, 1, 7, 6 + 3
 
 
 def test_rows_are_questions_with_their_answers():

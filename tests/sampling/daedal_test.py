@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from aodiff.sampling.daedal import Daedal, daedal, end_confidence
-from aodiff.sampling.denoise import Decoder, begin, decode
+from aodiff.sampling.denoise import Decoder, decode
+from aodiff.sampling.state import begin
 
 END, MASK, V = 3, 4, 5
 CAPACITY = 24
@@ -65,7 +66,7 @@ def run(options, denoise, length=4, most=CAPACITY, batch=1):
 def test_end_confidence(window, expected):
     tokens = jnp.array([[END, 0, END, MASK, MASK, MASK, 0, 0]])
     state = begin(
-        tokens, jnp.arange(8)[None] < 2, DECODER, mask_id=MASK, length=jnp.array([6])
+        tokens, jnp.arange(8)[None] < 2, block=DECODER.block, mask_id=MASK, length=jnp.array([6])
     ).replace(tokens=tokens)
     logits = logits_of([0.99, 0.99, 0.2, 0.9, 0.3, 0.6, 0.99, 0.99])
     found = end_confidence(state, logits, MASK, END, window)
@@ -104,7 +105,7 @@ def test_the_mask_it_knows_least_about_becomes_several(most):
     grow = daedal(ends_after(9), options, MASK, END, jnp.array([most]))
     at = jnp.arange(CAPACITY)[None]
     tokens = jnp.where(at < 2, 0, jnp.where(at == 9, 2, MASK))
-    state = begin(tokens, at < 2, DECODER, mask_id=MASK, length=jnp.array([10]))
+    state = begin(tokens, at < 2, block=DECODER.block, mask_id=MASK, length=jnp.array([10]))
     state = state.replace(
         tokens=jnp.where(at < 10, tokens, 0), step=jnp.array([3]), when=jnp.where(at == 9, 2, -1)
     )
