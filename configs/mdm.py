@@ -31,6 +31,7 @@ sudoku4, share of 1000 puzzles of 36 unseen grids that are solved (with 0 to 2 c
 """
 
 from aodiff.config import ConfigError, base
+from aodiff.pretrained import DREAM, LLADA
 
 TEXT = {
     "data.seq_len": 64,
@@ -47,51 +48,6 @@ TEXT = {
     "eval.batch": 64,
     "sample.order": "confidence",
     "sample.temperature": 0.7,
-}
-PRETRAINED = {
-    "model.position": "rope",
-    "model.qk_norm": False,
-    "model.dtype": "bfloat16",
-    "optim.ema_decay": 0.0,
-    "eval.orders": ("any",),
-    "eval.params": "raw",
-    "sample.params": "raw",
-    "sample.num": 1,
-    "sample.crop": True,
-}
-LLADA = PRETRAINED | {
-    "checkpoint.needs": "the weights of LLaDA-8B-Instruct (GSAI-ML/LLaDA-8B-Instruct, 16.0 GB)",
-    "data.tokenizer": "hf:llada/tokenizer.json",
-    "data.seq_len": 1024,
-    "model.num_layers": 32,
-    "model.width": 4096,
-    "model.num_heads": 32,
-    "model.mlp_dim": 12288,
-    "model.rope_base": 500_000.0,
-    "model.norm_epsilon": 1e-5,
-    "model.mask_id": 126336,
-    "model.table_size": 126464,
-    "sample.order": "confidence",
-    "sample.temperature": 0.0,
-}
-DREAM = PRETRAINED | {
-    "checkpoint.needs": "the weights of Dream-7B (Dream-org/Dream-v0-Instruct-7B, 15.2 GB)",
-    "data.tokenizer": "hf:dream/tokenizer.json",
-    "data.seq_len": 1024,
-    "model.num_layers": 28,
-    "model.width": 3584,
-    "model.num_heads": 28,
-    "model.num_kv_heads": 4,
-    "model.mlp_dim": 18944,
-    "model.rope_base": 1e6,
-    "model.norm_epsilon": 1e-6,
-    "model.qkv_bias": True,
-    "model.shift": True,
-    "model.mask_id": 151666,
-    "model.table_size": 152064,
-    "sample.order": "entropy",
-    "sample.temperature": 0.1,
-    "sample.top_p": 0.9,
 }
 SUDOKU4 = {
     "data.name": "sudoku4",
@@ -163,12 +119,12 @@ PRESETS = {
         "train.num_steps": 120,
         "checkpoint.every": 40,
     },
-    "llada_8b_gsm8k": LLADA | {"sample.block": 8},
-    "llada_8b_humaneval": LLADA | {"sample.eos": "never"},
-    "llada_8b_mbpp": LLADA | {"sample.eos": "last"},
-    "dream_7b_gsm8k": DREAM,
-    "dream_7b_humaneval": DREAM | {"data.seq_len": 1536},
-    "dream_7b_mbpp": DREAM | {"data.seq_len": 2048},
+    "llada_8b_gsm8k": LLADA | {"sample.canvas": (256, 256), "sample.block": 8},
+    "llada_8b_humaneval": LLADA | {"sample.canvas": (512, 512), "sample.eos": "never"},
+    "llada_8b_mbpp": LLADA | {"sample.canvas": (256, 256), "sample.eos": "last"},
+    "dream_7b_gsm8k": DREAM | {"sample.canvas": (256, 256)},
+    "dream_7b_humaneval": DREAM | {"sample.canvas": (768, 768), "data.seq_len": 1536},
+    "dream_7b_mbpp": DREAM | {"sample.canvas": (1024, 1024), "data.seq_len": 2048},
 }
 
 

@@ -16,19 +16,25 @@ ROOT = pathlib.Path(__file__).parents[1]
 PARAMETERS = {"llada": 8_015_581_184, "dream": 7_615_616_512}  # mdm.md 13.13
 
 
-def mdm():
-    spec = importlib.util.spec_from_file_location("mdm", ROOT / "configs/mdm.py")
+def presets(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "configs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-NAMES = [name for name in mdm().PRESETS if name.startswith(tuple(PARAMETERS))]
+WEIGHTS = (*PARAMETERS, "carve_release")
+NAMES = [
+    (file, name)
+    for file in ("mdm", "carve")
+    for name in presets(file).PRESETS
+    if name.startswith(WEIGHTS)
+]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_asks_for_weights_in_one_sentence(name):
-    config = mdm().get_config(name)
+@pytest.mark.parametrize(("file", "name"), NAMES)
+def test_it_asks_for_weights_in_one_sentence(file, name):
+    config = presets(file).get_config(name)
     with pytest.raises(ConfigError, match="the weights of .* in checkpoint.init_from") as error:
         finalize(config)
     assert "\n" not in str(error.value)
@@ -36,6 +42,7 @@ def test_it_asks_for_weights_in_one_sentence(name):
     config = finalize(config)
     answer, block = config.data.seq_len, config.sample.block
     assert block == 0 or answer % block == 0
+    assert all(n <= answer for n in config.sample.canvas)
 
 
 def test_the_command_line_says_so_too(command):
@@ -45,7 +52,7 @@ def test_the_command_line_says_so_too(command):
 
 @pytest.mark.parametrize("name", ["llada_8b_gsm8k", "dream_7b_humaneval"])
 def test_it_has_the_published_number_of_parameters(name):
-    config = mdm().get_config(name)
+    config = presets("mdm").get_config(name)
     info = DataInfo("text", config.data.seq_len, config.model.table_size - 100, "token")
     model = build_model(config, info)
     tokens = jnp.zeros((1, config.data.seq_len), jnp.int32)

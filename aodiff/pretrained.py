@@ -1,0 +1,47 @@
+"""Config values of published masked diffusion models, for presets that begin with their weights."""
+
+PRETRAINED = {
+    "model.position": "rope",
+    "model.qk_norm": False,
+    "model.dtype": "bfloat16",
+    "optim.ema_decay": 0.0,
+    "eval.orders": ("any",),
+    "eval.params": "raw",
+    "sample.params": "raw",
+    "sample.num": 1,
+    "sample.crop": True,
+}
+LLADA = PRETRAINED | {
+    "checkpoint.needs": "the weights of LLaDA-8B-Instruct (GSAI-ML/LLaDA-8B-Instruct, 16.0 GB)",
+    "data.tokenizer": "hf:llada/tokenizer.json",
+    "data.seq_len": 1024,
+    "model.num_layers": 32,
+    "model.width": 4096,
+    "model.num_heads": 32,
+    "model.mlp_dim": 12288,
+    "model.rope_base": 500_000.0,
+    "model.norm_epsilon": 1e-5,
+    "model.mask_id": 126336,
+    "model.table_size": 126464,
+    "sample.order": "confidence",
+    "sample.temperature": 0.0,
+}
+DREAM = PRETRAINED | {
+    "checkpoint.needs": "the weights of Dream-7B (Dream-org/Dream-v0-Instruct-7B, 15.2 GB)",
+    "data.tokenizer": "hf:dream/tokenizer.json",
+    "data.seq_len": 1024,
+    "model.num_layers": 28,
+    "model.width": 3584,
+    "model.num_heads": 28,
+    "model.num_kv_heads": 4,
+    "model.mlp_dim": 18944,
+    "model.rope_base": 1e6,
+    "model.norm_epsilon": 1e-6,
+    "model.qkv_bias": True,
+    "model.shift": True,
+    "model.mask_id": 151666,
+    "model.table_size": 152064,
+    "sample.order": "entropy",
+    "sample.temperature": 0.1,
+    "sample.top_p": 0.9,
+}
