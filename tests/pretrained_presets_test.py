@@ -10,7 +10,7 @@ import pytest
 
 from aodiff.config import ConfigError, finalize
 from aodiff.data import DataInfo
-from aodiff.methods.mdm import build_model
+from aodiff.methods.mdm_model import build_model
 
 ROOT = pathlib.Path(__file__).parents[1]
 PARAMETERS = {"llada": 8_015_581_184, "dream": 7_615_616_512}  # mdm.md 13.13

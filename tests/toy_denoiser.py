@@ -16,6 +16,7 @@ ROWS = np.array(list(itertools.product(range(V), repeat=N)))
 ENTROPY = 2.980087
 # L_SAS of an order for the corrupted denoiser (strength 1); the uniform one is the MDM bound.
 IN_ORDER = {"l2r": 3.438016, "reverse": 3.260498}
+IN_ORDER |= dict.fromkeys(("max_prob", "margin", "entropy"), 3.728278)
 BOUND = {0.0: 2.980087, 1.0: 3.542255}
 KL = {0.0: 0.0, 1.0: 0.101302}  # of the mixture of all orders
 TOTAL_CORRELATION = 0.270311

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from aodiff import rng
 from aodiff.config import ConfigError
 from aodiff.core import trajectories
 from aodiff.core.schedules import make_schedule
@@ -17,8 +16,8 @@ from aodiff.core.trajectories import Choose, Trajectory
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import native_order
 from aodiff.methods.base import Batch, Evaluation, Params, Samples, Scores
-from aodiff.methods.mdm import MDMMethod, board_groups, build_model, end_of_text
-from aodiff.metrics import Mean
+from aodiff.methods.mdm import MDMMethod, end_of_text
+from aodiff.methods.mdm_model import board_groups, build_model
 from aodiff.nn.reveal_policy import (
     POLICIES,
     RevealMLP,
@@ -26,7 +25,7 @@ from aodiff.nn.reveal_policy import (
     RevealTransformer,
     log_policy,
 )
-from aodiff.sampling import denoise, policies
+from aodiff.sampling import denoise
 
 Split = Callable[[Params, Any], tuple[Params, Params]]  # params, extra -> denoiser's, policy's
 
@@ -87,16 +86,7 @@ class Guided:
 
     def follow(self, denoiser: Params, choose: Choose, batch: Batch, keys: jax.Array) -> Trajectory:
         """One trajectory of each row of a batch, from all it does not give to all it scores."""
-        return trajectories.follow(
-            lambda shown: self.denoiser.denoise(denoiser, shown, batch["length"]),
-            choose,
-            batch["tokens"],
-            batch["loss_mask"],
-            ~(batch["loss_mask"] | batch["given"]),
-            keys,
-            steps=self.steps,
-            mask_id=self.denoiser.model.cfg.mask,
-        )
+        return self.denoiser.follow(denoiser, choose, batch, keys, self.steps)
 
     # ---- likelihood ------------------------------------------------------------------------------
 
@@ -104,44 +94,30 @@ class Guided:
         """By name of `config.eval.orders`, in nats per hidden position.
 
         "own" is the sampled policy, "greedy" its most likely order; "any" is the denoiser's bound,
-        which is that of the uniform policy; scores of decoders are orders that depend on what is
-        predicted; any other name is an order of positions.
+        which is that of the uniform policy; other names are those of the denoiser.
         """
-        found = {}
+        found, num_orders = {}, config.eval.num_orders
         for name in config.eval.orders:
-            if name in ("own", "greedy") or name in policies.SCORES:
-                found[name] = self.adaptive(name, config.eval.num_orders, split)
-                continue
-            inner = self.denoiser.bound(config.eval.num_orders)
-            inner = inner if name == "any" else self.denoiser.in_order(name)
-            found[name] = Evaluation(_of_denoiser(inner.fn, split), inner.estimator)
+            if name in ("own", "greedy"):
+                found[name] = self.likelihood(name == "own", num_orders, split)
+            else:
+                inner = self.denoiser.evaluation(name, num_orders)
+                found[name] = Evaluation(_of_denoiser(inner.fn, split), inner.estimator)
         return found
 
-    def adaptive(self, name: str, num_orders: int, split: Split) -> Evaluation:
-        """Likelihood in the orders of the policy or of a decoder's score."""
-        random = name in ("own", "random")
-        draws = num_orders if random else 1
+    def likelihood(self, sampled: bool, num_orders: int, split: Split) -> Evaluation:
+        """Likelihood in orders of the policy: drawn from it, or its most likely one."""
+        draws = num_orders if sampled else 1
 
         def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
             denoiser, policy = split(params, extra)
-            keys = rng.example_keys(key, batch["example_id"])
-            choose = scored(name)
-            if name in ("own", "greedy"):
-                choose = self.choose(policy, batch["given"], sampled=name == "own")
+            choose = self.choose(policy, batch["given"], sampled)
+            return self.denoiser.along(denoiser, lambda _: choose, batch, key, self.steps, draws)
 
-            def one(draw: jax.Array):
-                path = self.follow(denoiser, choose, batch, rng.fold(keys, draw))
-                return path.reward, jnp.any(path.hidden, axis=2)
-
-            reward, active = jax.lax.map(one, jnp.arange(draws))
-            curve = Mean(-reward.sum((0, 2)), active.sum((0, 2), dtype=jnp.float32))
-            count = jnp.sum(batch["loss_mask"], axis=1, dtype=jnp.float32)
-            return Scores(-jnp.mean(reward.sum(1), axis=0), count, {"by_step": curve})
-
-        which = {"own": "the sampled policy", "greedy": "the policy at its most likely"}
-        what = which.get(name, f"order by {name}")
-        kind = f"upper bound (Jensen), {draws} orders per row" if random else "exact"
-        return Evaluation(fn, f"{kind}, one position per call, {what}")
+        kind = "exact, one position per call, the policy at its most likely"
+        if sampled:
+            kind = f"upper bound (Jensen), {draws} orders of the sampled policy per row"
+        return Evaluation(fn, kind)
 
     # ---- decoding --------------------------------------------------------------------------------
 
@@ -161,18 +137,6 @@ class Guided:
             return self.policy.scores(policy, self.policy.features(logits, masked, given))
 
         return scores
-
-
-def scored(name: str) -> Choose:
-    """The order of a decoder's score, for the most likely tokens."""
-
-    def choose(logits: jax.Array, hidden: jax.Array, keys: jax.Array):
-        cells = jax.vmap(lambda k: jax.random.split(k, hidden.shape[1]))(keys)
-        proposal = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        score = policies.SCORES[name](policies.View(logits, logits, proposal, cells))
-        return trajectories.best(score, hidden), {}
-
-    return choose
 
 
 def _of_denoiser(fn, split: Split):

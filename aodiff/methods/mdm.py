@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from aodiff import rng
 from aodiff.config import ConfigError
-from aodiff.core import corruption
+from aodiff.core import corruption, trajectories
 from aodiff.core.schedules import Schedule, discrete, make_schedule
+from aodiff.core.trajectories import Choose, Trajectory
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import FIXED_ORDERS, native_order, order_of
 from aodiff.methods.base import (
@@ -29,9 +29,10 @@ from aodiff.methods.base import (
     Scores,
     token_rows,
 )
+from aodiff.methods.mdm_model import build_model
 from aodiff.metrics import Mean
-from aodiff.nn.mdm import MDM, MDMConfig, forward_flops, forward_flops_per_token
-from aodiff.sampling import denoise
+from aodiff.nn.mdm import MDM, forward_flops, forward_flops_per_token
+from aodiff.sampling import denoise, policies
 from aodiff.sampling.growth import make_plan
 
 NOISE = ("count", "time")
@@ -171,12 +172,13 @@ class MDMMethod:
         return jnp.where(hidden, nll, 0.0)
 
     def evaluations(self, config) -> dict[str, Evaluation]:
-        """ "own" and "any" are the bound; any other name of `eval.orders` is an order's NLL."""
-        found = {}
-        for name in config.eval.orders:
-            bound = name in ("own", "any")
-            found[name] = self.bound(config.eval.num_orders) if bound else self.in_order(name)
-        return found
+        e = config.eval
+        return {name: self.evaluation(name, e.num_orders) for name in e.orders}
+
+    def evaluation(self, name: str, draws: int) -> Evaluation:
+        """ "own" and "any" are the bound; any other name, of an order or of a decoder's score, is
+        the NLL in that order."""
+        return self.bound(draws) if name in ("own", "any") else self.in_order(name, draws)
 
     def bound(self, draws: int) -> Evaluation:
         """Monte Carlo of mdm.md 2.6: counts stratified over the draws of a row, exact masks."""
@@ -190,8 +192,7 @@ class MDMMethod:
                 points = 1.0 - jnp.mod(first + draw / draws, 1.0)
                 hidden, weight = _hide_count(rng.fold(keys, draw), points, scored)
                 nll = self._hidden_nll(params, batch, hidden)
-                known = (scored | batch["given"]) & ~hidden
-                step = jnp.sum(known, axis=1)  # the step of this prediction
+                step = jnp.sum(scored & ~hidden, axis=1)  # positions written before this prediction
                 curve = Mean(
                     jnp.zeros(n).at[step].add(jnp.sum(nll, axis=1), mode="drop"),
                     jnp.zeros(n).at[step].add(jnp.sum(hidden, axis=1), mode="drop"),
@@ -204,31 +205,67 @@ class MDMMethod:
 
         return Evaluation(fn, f"upper bound (ELBO), {draws} masks per row")
 
-    def in_order(self, spec: str) -> Evaluation:
-        """NLL of writing one position per call in an order, the true law of that decoder: n calls.
+    def in_order(self, spec: str, draws: int) -> Evaluation:
+        """NLL of writing one position per call in an order, or by a decoder's score of the most
+        likely tokens: the true law of that decoder, n calls.
 
-        A random order makes it a bound; one draw per row.
+        A random order makes it a bound, the mean over `draws` of them.
         """
-        order_fn = order_of(spec, self.seq_len, 0, self.native)
+        by_score = spec in policies.SCORES
+        order_fn = None if by_score else order_of(spec, self.seq_len, 0, self.native)
+        exact = spec.split("(")[0] in FIXED_ORDERS or (by_score and spec != "random")
+        draws = 1 if exact else draws
+
+        def choose(keys: jax.Array) -> Choose:
+            return by_decoder(spec) if by_score else in_turn(order_fn(keys, jnp.int32(0)))
 
         def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
-            scored = batch["loss_mask"]
-            order = order_fn(rng.example_keys(key, batch["example_id"]), jnp.int32(0))
-            rank = jnp.argsort(order, axis=1)
+            return self.along(params, choose, batch, key, self.seq_len, draws)
 
-            def one(step: jax.Array):
-                at = jnp.take_along_axis(order, jnp.full_like(order[:, :1], step), axis=1)
-                hidden = scored & (rank >= step)
-                nll = self._hidden_nll(params, batch, hidden)
-                return jnp.take_along_axis(nll, at, axis=1)[:, 0]
-
-            nll = jax.lax.map(one, jnp.arange(self.seq_len))
-            count = jnp.sum(scored, axis=1, dtype=jnp.float32)
-            in_slots = jnp.take_along_axis(scored, order, axis=1).sum(0, dtype=jnp.float32)
-            return Scores(nll.sum(0), count, {"by_step": Mean(nll.sum(1), in_slots)})
-
-        kind = "exact" if spec.split("(")[0] in FIXED_ORDERS else "upper bound (Jensen)"
+        kind = "exact" if exact else f"upper bound (Jensen), {draws} orders per row"
         return Evaluation(fn, f"{kind}, one position per call, order {spec}")
+
+    def along(
+        self,
+        params: Params,
+        choose: Callable[[jax.Array], Choose],
+        batch: Batch,
+        key: jax.Array,
+        steps: int,
+        draws: int,
+    ) -> Scores:
+        """NLL along trajectories from all a row does not give to all it scores, mean over `draws`.
+
+        Args:
+          choose: of the keys (B,) of a draw.
+          steps: at least the number of scored positions of a row.
+        """
+        row_keys = rng.example_keys(key, batch["example_id"])
+
+        def one(draw: jax.Array):
+            keys = rng.fold(row_keys, draw)
+            path = self.follow(params, choose(keys), batch, keys, steps)
+            return path.reward, jnp.any(path.hidden, axis=2)
+
+        reward, active = jax.lax.map(one, jnp.arange(draws))
+        curve = Mean(-jnp.sum(reward, axis=(0, 2)), jnp.sum(active, axis=(0, 2), dtype=jnp.float32))
+        count = jnp.sum(batch["loss_mask"], axis=1, dtype=jnp.float32)
+        return Scores(-jnp.mean(jnp.sum(reward, axis=1), axis=0), count, {"by_step": curve})
+
+    def follow(
+        self, params: Params, choose: Choose, batch: Batch, keys: jax.Array, steps: int
+    ) -> Trajectory:
+        """One trajectory of each row of a batch, from all it does not give to all it scores."""
+        return trajectories.follow(
+            lambda shown: self.denoise(params, shown, batch["length"]),
+            choose,
+            batch["tokens"],
+            batch["loss_mask"],
+            ~(batch["loss_mask"] | batch["given"]),
+            keys,
+            steps=steps,
+            mask_id=self.model.cfg.mask,
+        )
 
     def sampler(self, config, max_given: int, guide: Guide | None = None) -> Callable[..., Samples]:
         """As of every method; guide(extra, given) is a policy that replaces `sample.order`."""
@@ -317,52 +354,22 @@ def end_of_text(info: DataInfo) -> int | None:
     return info.tokenizer.eos if natural else None
 
 
-def build_model(config, info: DataInfo) -> MDM:
-    """The denoiser of `config.model` for the vocabulary and length of the data."""
-    m = config.model
-    return MDM(
-        MDMConfig(
-            vocab_size=info.vocab_size,
-            seq_len=info.seq_len,
-            num_layers=m.num_layers,
-            width=m.width,
-            num_heads=m.num_heads,
-            mlp=m.mlp,
-            mlp_dim=m.mlp_dim,
-            position=m.position,
-            num_kv_heads=m.num_kv_heads,
-            rope_base=m.rope_base,
-            norm_epsilon=m.norm_epsilon,
-            qkv_bias=m.qkv_bias,
-            shift=m.shift,
-            mask_id=m.mask_id,
-            table_size=m.table_size,
-            groups=board_groups(info) if m.position == "grid" else (),
-            qk_norm=m.qk_norm,
-            tied_head=m.tied_head,
-            unit_sizes=info.unit_sizes,
-            dtype=m.dtype,
-            remat=m.remat,
-            attention=m.attention,
-            kernel_std=m.kernel_std,
-        )
-    )
+def by_decoder(name: str) -> Choose:
+    """The order of a decoder's score, for the most likely tokens."""
+
+    def choose(logits: jax.Array, hidden: jax.Array, keys: jax.Array):
+        cells = jax.vmap(lambda k: jax.random.split(k, hidden.shape[1]))(keys)
+        proposal = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        score = policies.SCORES[name](policies.View(logits, logits, proposal, cells))
+        return trajectories.best(score, hidden), {}
+
+    return choose
 
 
-def board_groups(info: DataInfo) -> tuple[tuple[int, ...], ...]:
-    """Rows and columns of each position of a grid, and boxes where the side is a square."""
-    if info.grid is None:
-        raise ConfigError(
-            f'model.position="grid" needs data on a grid, {info.name} is a line; use "learned"'
-        )
-    height, width = info.grid
-    row, column = np.divmod(np.arange(height * width), width)
-    labels = [row, column]
-    side = round(height**0.5)
-    if height == width == side**2:
-        labels.append(row // side * side + column // side)
-    where = np.arange(height * width) if info.permutation is None else np.array(info.permutation)
-    return tuple(tuple(x[where].tolist()) for x in labels)
+def in_turn(order: jax.Array) -> Choose:
+    """Given orders of positions (B, n)."""
+    rank = jnp.argsort(order, axis=1)
+    return lambda logits, hidden, keys: (trajectories.best(-rank, hidden), {})
 
 
 def _hide_count(keys, points, scored):
