@@ -15,7 +15,7 @@ import numpy as np
 from absl import logging
 
 from aodiff import checkpoint, train
-from aodiff.config import ConfigError, base
+from aodiff.config import ConfigError, base, finalize
 
 DENOISER, SECOND, CONTROL = "denoiser", "second_stage", "control"
 
@@ -45,7 +45,12 @@ def run(config, workdir: pathlib.Path, profile: tuple[int, int] = (0, 0)) -> Non
 
 
 def configs(config, workdir: pathlib.Path) -> dict[pathlib.Path, ml_collections.ConfigDict]:
-    """The runs of all stages in order, by directory."""
+    """The runs of all stages in order, by directory.
+
+    Raises:
+      ConfigError: a bad value, or nothing to begin with.
+    """
+    finalize(config)
     found, policy = {}, _copy(config)
     if policy.checkpoint.init_from is None:
         if policy.stages.denoiser.steps < 1:
