@@ -27,7 +27,6 @@ def tiny(method: str = "aogpt", **changes):
         "model.num_layers": 2,
         "model.width": 32,
         "model.num_heads": 2,
-        "model.cond_dim": 8,
         "train.global_batch": 16,
         "train.microbatches": 2,
         "mesh.model": 2,
@@ -53,13 +52,16 @@ def rematerialization_is_seen() -> int:
 
 
 def main() -> None:
-    cases = {name: {"model.injection": name} for name in INJECTIONS}
+    cases = {name: {"model.injection": name, "model.cond_dim": 8} for name in INJECTIONS}
     cases["two_stream"] |= {"model.remat": "dots", "model.dtype": "bfloat16"}
     cases["input"] |= {"model.norm": "layer", "model.qk_norm": False, "model.tied_head": True}
     cases["every_layer_own"] |= {"model.remat": "full"}
     reports = {name: compile_check.check(tiny(**case), "v5e:2x2") for name, case in cases.items()}
-    table = {"data.name": "digits", "data.seq_len": 64, "method.name": "ordergpt"}
-    reports["ordergpt"] = compile_check.check(tiny("ordergpt", **table), "v5e:2x2")
+    table = {"data.name": "digits", "data.seq_len": 64, "model.cond_dim": 8}
+    board = {"data.name": "sudoku4", "data.clues": (12, 12), "model.position": "grid"}
+    others = {"ordergpt": table, "mdm": {"model.position": "rope"}, "sas": board}
+    for name, changes in others.items():
+        reports[name] = compile_check.check(tiny(name, **changes), "v5e:2x2")
     out = {name: dataclasses.asdict(report) for name, report in reports.items()}
     json.dump({"reports": out, "warnings_caught": rematerialization_is_seen()}, sys.stdout)
 
