@@ -2,7 +2,7 @@
 
   python -m aodiff.main --config=configs/carve.py[:preset]
 
-Trains a small denoiser on questions with answers of 1 to 52 digits, then answers held-out questions
+Trains a small denoiser on questions with answers of 1 to 58 digits, then answers held-out questions
 on fixed canvases of several lengths, with always-accepted growth, with CARVE and with DAEDAL, each
 with and without stopping at the end symbol. The table is printed last, canvas.png draws it.
 
@@ -27,8 +27,6 @@ SUMS = {
     "data.name": "sums",
     "data.seq_len": 64,
     "data.eval_rows": 500,
-    "data.train_rows": 500_000,
-    "method.canvas": (0.3, 12),
     "model.num_layers": 4,
     "model.width": 64,
     "model.mlp": "gelu",
@@ -38,7 +36,7 @@ SUMS = {
     "optim.weight_decay": 0.01,
     "optim.ema_decay": 0.99,
     "train.global_batch": 64,
-    "train.num_steps": 1500,
+    "train.num_steps": 1200,
     "checkpoint.every": 500,
     "log.every": 100,
     "eval.orders": ("own",),
@@ -46,12 +44,12 @@ SUMS = {
     "eval.split": "test",
     "eval.measures": ("canvas",),
     "eval.samples": 500,
-    "eval.canvases": (10, 18, 26, 42, 58),
+    "eval.canvases": (11, 19, 27, 43, 59),
     "sample.order": "confidence",
     "sample.eos": "last",
     "sample.crop": True,
     "sample.temperature": 0.0,
-    "sample.canvas": (26, 58),
+    "sample.canvas": (27, 59),
     "sample.grow": "carve",
     "sample.daedal.window": 8,
 }
@@ -87,8 +85,8 @@ PRESETS = {
         "checkpoint.every": 30,
         "eval.batch": 40,
         "eval.samples": 40,
-        "eval.canvases": (9, 18),
-        "sample.canvas": (9, 18),
+        "eval.canvases": (9, 19),
+        "sample.canvas": (9, 19),
         "sample.carve.growth": 5,
         "sample.carve.interval": 4,
         "sample.carve.window": 4,

@@ -1,5 +1,7 @@
 """Questions whose answers differ in length: every row worked out by hand."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -14,59 +16,56 @@ def config(**values):
 
 
 def answer(question: str) -> str:
-    """The answer to "3817e=" by the rule."""
+    """The answer to "3817=" by the rule."""
     digits = [int(d) for d in question[:4]]
-    letter = question[4]
-    number = ord(letter) - ord("a") + 1 if letter.islower() else ord(letter) - ord("A") + 27
-    while len(digits) < number + 4:
-        more = 3 if digits[-1] >= 5 else 0
-        digits.append((digits[-4] + more) % 10)
+    while len(digits) == 4 or digits[-1] != 0 or digits[-2] % 2:
+        digits.append((digits[-4] + (3 if digits[-1] >= 5 else 0)) % 10)
     return "".join(map(str, digits[4:]))
 
 
 def test_an_answer_by_hand():
-    assert answer("3817e=") == "61179"  # 3 + 3, 8 + 3, 1, 7, 6 + 3
+    assert answer("3817=").startswith("61179")  # 3 + 3, 8 + 3, 1, 7, 6 + 3
+    assert answer("0234=") == answer("7258=") == "0"  # 0 after 4, 7 + 3 after 8
 
 
 def test_rows_are_questions_with_their_answers():
     c = config()
     info, source = describe(c), open_splits(c)["validation"]
     fields = source.read(np.arange(500))
-    assert (fields["prompt_len"] == 6).all()
-    lengths = set()
-    for row in fields["tokens"]:
+    assert (fields["prompt_len"] == 5).all()
+    found = set()
+    for row, length in zip(fields["tokens"], fields["length"].astype(int), strict=True):
         text = info.text(row)
-        assert text[5] == "=" and text[6:] == answer(text)
+        assert text[4] == "=" and text[5:] == answer(text)
         assert (row[len(text) :] == info.tokenizer.eos).all() and row[-1] == info.tokenizer.eos
-        lengths.add(len(text) - 6)
-    assert lengths == set(range(1, 53))
+        assert len(text) < length <= 64  # an end symbol is always shown
+        found.add(len(text) - 5)
+    assert min(found) == 1 and max(found) > 50
 
 
-def test_no_question_is_in_two_splits():
-    parts = open_splits(config(seq_len=9, eval_rows=1000))
-    assert {k: len(p) for k, p in parts.items()} == {
-        "validation": 1000,
-        "test": 1000,
-        "train": 18_000,  # of one or two digits
-    }
-    questions = np.concatenate([p.read(np.arange(len(p)))["tokens"][:, :6] for p in parts.values()])
-    assert len(np.unique(questions, axis=0)) == 20_000
+def test_every_question_with_an_answer_that_fits_is_in_one_split():
+    parts = open_splits(config(seq_len=12, eval_rows=100)).values()
+    questions = [tuple(q) for p in parts for q in p.read(np.arange(len(p)))["tokens"][:, :4]]
+    assert [len(p) for p in parts][:2] == [100, 100] and len(set(questions)) == len(questions)
+    fits = {q for q in itertools.product(range(10), repeat=4) if short("".join(map(str, q)), 6)}
+    assert set(questions) == fits
 
 
-def test_fewer_training_rows_leave_the_rest_alone():
-    few, many = open_splits(config(train_rows=100)), open_splits(config())
-    assert len(few["train"]) == 100
-    rows = np.arange(100)
-    for split in few:
-        same = [x[split].read(rows)["tokens"] for x in (few, many)]
-        np.testing.assert_array_equal(*same)
+def short(question: str, most: int) -> bool:
+    """Whether the rule ends the answer within `most` digits."""
+    digits = [int(d) for d in question]
+    for _ in range(most):
+        digits.append((digits[-4] + (3 if digits[-1] >= 5 else 0)) % 10)
+        if digits[-1] == 0 and digits[-2] % 2 == 0:
+            return True
+    return False
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"seq_len": 7}, "data.seq_len is 7; rows of sums have at least 8 symbols"),
-        ({"eval_rows": 130_001}, "data.eval_rows is 130001; of the 520000 questions 1 to 130000"),
+        ({"seq_len": 6}, "data.seq_len is 6; rows of sums have at least 7 symbols"),
+        ({"eval_rows": 5000}, "data.eval_rows is 5000; of the 90.. questions 1 to 22.. can"),
         ({"eval_rows": 0}, "data.eval_rows is 0"),
     ],
 )
