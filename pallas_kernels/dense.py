@@ -59,27 +59,35 @@ def _once_jvp(primals, tangents):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _attend(q, k, v, seen, scale, streams):
     """q (B, Hkv, G*S*L, D) -> output of that shape, lse, probabilities (B, Hkv, G*S*L, Lk)."""
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * scale
-    length = seen.shape[-2]
-    by_row = (*scores.shape[:2], -1, streams, length, scores.shape[-1])
-    seen = seen[:, None, None]
-    rows = jnp.where(seen, scores.reshape(by_row), DEAD)
-    top = jnp.max(rows, axis=-1, keepdims=True)
-    weights = jnp.where(seen, jnp.exp(rows - top), 0.0)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    alive = total > 0
-    total = jnp.where(alive, total, 1.0)
-    probs = (weights / total).reshape(scores.shape)
-    lse = jnp.where(alive, jnp.log(total) + top, DEAD).reshape(scores.shape[:-1])
-    out = jnp.einsum(
-        "bhqk,bhkd->bhqd", probs.astype(v.dtype), v, preferred_element_type=jnp.float32
-    )
-    return out.astype(q.dtype), lse, probs
+    weights, total, lse = _weights(q, k, seen, scale, streams)
+    # Without a gradient nothing else needs the probabilities: D numbers a row to divide, not Lk.
+    out = _weighted(weights, v) / total
+    return out.astype(q.dtype), lse, weights / total
 
 
 def _attend_fwd(q, k, v, seen, scale, streams):
-    out, lse, probs = _attend(q, k, v, seen, scale, streams)
+    weights, total, lse = _weights(q, k, seen, scale, streams)
+    probs = weights / total
+    out = _weighted(probs, v).astype(q.dtype)
     return (out, lse, probs), (q, k, v, seen, out, probs)
+
+
+def _weights(q, k, seen, scale, streams):
+    """exp(scores - top), 0 where not seen; their sums over keys, 1 for dead rows; the lse."""
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * scale
+    by_row = (*scores.shape[:2], -1, streams, seen.shape[-2], scores.shape[-1])
+    rows = jnp.where(seen[:, None, None], scores.reshape(by_row), DEAD).reshape(scores.shape)
+    top = jnp.maximum(jnp.max(rows, axis=-1, keepdims=True), DEAD / 2)  # dead rows: exp gives 0
+    weights = jnp.exp(rows - top)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    lse = jnp.where(total > 0, jnp.log(total) + top, DEAD)[..., 0]
+    return weights, jnp.maximum(total, 1.0), lse  # a row that sees a key has 1 in its sum
+
+
+def _weighted(weights, v):
+    return jnp.einsum(
+        "bhqk,bhkd->bhqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+    )
 
 
 def _attend_bwd(scale, streams, saved, cotangents):
