@@ -80,11 +80,12 @@ LLADA_SAS = (
         "method.kl": 1e-3,
         "optim.lr": 3e-4,
         "optim.lr_floor": 3e-5,
-        "train.global_batch": 8,
+        "train.global_batch": 16,
         "train.num_steps": 600,
         "stages.denoiser.steps": 0,
         "eval.orders": ("own", "any", "confidence"),
-        "eval.batch": 8,
+        "eval.batch": 16,
+        "sample.batch": 16,
     }
 )
 PRESETS = {
@@ -145,6 +146,7 @@ PRESETS = {
         "model.dtype": "bfloat16",
         "method.policy_width": 128,
         "stages.denoiser.steps": 0,
+        "eval.batch": 96,
         "stages.second.lr": 1e-5,
         "stages.second.steps": 1000,
         "train.global_batch": 16,

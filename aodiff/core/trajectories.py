@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from aodiff import rng
 
@@ -55,16 +56,11 @@ def follow(
         logits = denoise(jnp.where(hidden | missing, mask_id, tokens))
         action, kept = choose(logits, hidden, rng.fold(keys, t))
         at = hidden & (position[None] == action[:, None])
-        reward = jnp.sum(jnp.where(at, token_logp(logits, tokens), 0.0), axis=1)
+        nll = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), tokens)
+        reward = -jnp.sum(jnp.where(at, nll, 0.0), axis=1)
         return hidden & ~at, Trajectory(hidden, action, reward, kept)
 
     return jax.lax.scan(step, hidden, jnp.arange(steps))[1]
-
-
-def token_logp(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Log probabilities (B, n) float32 of `tokens` (B, n) under `logits` (B, n, V)."""
-    logp = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    return jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
 
 
 def best(scores: jax.Array, hidden: jax.Array) -> jax.Array:

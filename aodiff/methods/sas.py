@@ -149,8 +149,11 @@ class SASMethod:
             features[..., 0].reshape(-1, self.seq_len), hidden.reshape(-1, self.seq_len)
         )
         same = batch["action"] == surest.reshape(active.shape)
+        scored = jnp.any(active, axis=-1)
         metrics = {
-            "log_likelihood": Mean.of(batch["total"], jnp.any(active, axis=-1)),
+            "log_likelihood": Mean.of(batch["total"], scored),
+            # Below a tenth of a nat, no order is worth learning.
+            "spread": Mean.of(jnp.std(batch["total"], axis=1), scored[:, 0]),
             "policy_entropy": Mean.of(-jnp.sum(chance * logv, axis=-1), active),
             "clipped": Mean.of(clipped.astype(jnp.float32), active),
             "as_confidence": Mean.of(same.astype(jnp.float32), active),

@@ -230,6 +230,12 @@ def test_replay_with_unchanged_parameters_has_ratio_one(rolled):
     assert float(out.loss.count) == active.sum()
     expected = -np.asarray(stored["advantage"])[active].sum()
     assert abs(float(out.loss.total) - expected) < 1e-4 and float(out.metrics["clipped"].total) == 0
+    assert 0 < float(out.metrics["spread"].value()) and float(out.metrics["spread"].count) == 8
+    away = dataclasses.replace(m, kl=0.5).loss_fn(params, stored)
+    chances = np.asarray(stored["hidden"]).sum(3)[active]
+    entropy = float(out.metrics["policy_entropy"].total)
+    drift = 0.5 * (np.log(chances).sum() - entropy)  # the start is uniform
+    assert 0 < drift and abs(float(away.loss.total) - expected - drift) < 1e-3
     scores = m.guided.policy.scores(params, stored["features"])
     logv = log_policy(scores, stored["hidden"])
     taken = jnp.take_along_axis(logv, stored["action"][..., None], axis=3)[..., 0]
