@@ -80,9 +80,17 @@ def sample(
       (...) int32 ids.
     """
     shaped = shape(logits, temperature, top_p, top_k)
-    if temperature == 0:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return jnp.argmax(shaped + _gumbel(keys, shaped.shape), axis=-1).astype(jnp.int32)
+    return best(logits if temperature == 0 else shaped + _gumbel(keys, shaped.shape))
+
+
+def best(logits: jax.Array) -> jax.Array:
+    """Most likely ids (...) int32 of logits (..., V); of equal ones the lowest.
+
+    Two plain reductions, which XLA vectorises on CPUs as it does not with `argmax`.
+    """
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(logits == top, ids, logits.shape[-1] - 1), axis=-1)
 
 
 def perturb(keys: jax.Array, scores: jax.Array, temperature: float) -> jax.Array:

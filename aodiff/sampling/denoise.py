@@ -165,8 +165,7 @@ def decode(
         cell_keys = functools.partial(_cell_keys, step_keys, masked.shape[1])
         proposal = categorical.sample(cell_keys(_TOKEN), logits, temperature, top_p, top_k)
         if decoder.crop:
-            best = jnp.argmax(logits, axis=2).astype(jnp.int32)
-            proposal = jnp.where(state.cropped[:, None], best, proposal)
+            proposal = jnp.where(state.cropped[:, None], categorical.best(logits), proposal)
         logp = policies.log_chance(logits, proposal)
         if decoder.score == "order":
             score = -rank

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aodiff.core import categorical
 from aodiff.sampling.schedule import reveal_table
 
 
@@ -49,7 +50,7 @@ def max_prob(logits: jax.Array) -> jax.Array:
 def _margin(logits: jax.Array) -> jax.Array:
     # Two passes for the maximum are faster than a partial sort.
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
-    others = jnp.where(ids == jnp.argmax(logits, axis=2)[..., None], -jnp.inf, logits)
+    others = jnp.where(ids == categorical.best(logits)[..., None], -jnp.inf, logits)
     second = jnp.exp(jnp.max(others, axis=2) - jax.nn.logsumexp(logits, axis=2))
     return max_prob(logits) - second
 

@@ -3,6 +3,7 @@
   python -m aodiff.tools.bench train_step [--shape=small] [--rounds=5]
   python -m aodiff.tools.bench attention [--rounds=5]
   python -m aodiff.tools.bench generate [--size=cpu] [--seq_len=1024]
+  python -m aodiff.tools.bench decode [--size=wide] [--steps=32]
   python -m aodiff.tools.bench order [--config=configs/ordergpt.py:digits] [--rounds=9]
   python -m aodiff.tools.bench pipeline
 
@@ -30,6 +31,8 @@ from aodiff.data import bench as data_bench
 from aodiff.data.pipeline import as_batch
 from aodiff.methods.aogpt import AOGPTMethod
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
+from aodiff.tools.bench_decode import SIZES as DECODE_SIZES
+from aodiff.tools.bench_decode import bench_decode
 from aodiff.tools.bench_generate import SIZES, bench_generate
 from aodiff.tools.bench_order import bench_order
 from aodiff.tools.turns import take_turns
@@ -185,6 +188,11 @@ def main() -> None:
     generation.add_argument("--seq_len", type=int, default=1024)
     generation.add_argument("--steps", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
     generation.add_argument("--repeats", type=int, default=5)
+    decoding = what.add_parser("decode")
+    decoding.add_argument("--size", choices=DECODE_SIZES, default="wide")
+    decoding.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    decoding.add_argument("--steps", type=int, default=32)
+    decoding.add_argument("--rounds", type=int, default=5)
     order = what.add_parser("order")
     order.add_argument("--config", default="base", help="base, or a file of configs/ with :preset")
     order.add_argument("--rounds", type=int, default=9)
@@ -194,6 +202,8 @@ def main() -> None:
         result = bench_train_step(args.shape, args.rounds)
     elif args.what == "attention":
         result = bench_attention(args.rounds)
+    elif args.what == "decode":
+        result = bench_decode(args.size, tuple(args.batches), args.steps, args.rounds)
     elif args.what == "order":
         result = bench_order(args.config, args.rounds)
     elif args.what == "generate":

@@ -4,8 +4,10 @@ Both sides have the same weights, cores and rules (LLaDA's: confidence, as many 
 greedy decoding writes the same tokens. Source: decoding.md 6.1.
 """
 
+import functools
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -24,60 +26,90 @@ SIZES = {
 }
 
 
-def bench_decode(size: str, batch: int, steps: int, temperature: float, rounds: int) -> dict:
-    """Times whole decodes of `batch` rows from nothing, one after the other.
+def bench_decode(size: str, batches: tuple[int, ...], steps: int, rounds: int) -> dict[str, Any]:
+    """Times whole decodes from nothing, greedy and sampled, both sides in turns.
 
     Args:
       size: a key of `SIZES`.
-      steps: network calls.
-      temperature: of the tokens; 0 is greedy.
-      rounds: timed decodes of each side, taken in turns after one warm-up; medians are reported.
+      batches: numbers of rows.
+      steps: network calls of a row.
+      rounds: timed decodes of each side after one warm-up; medians are reported.
 
     Returns:
-      For "aodiff" and "torch": seconds, cpu_seconds and tokens_per_second; compile_seconds, which
-      are not in these; ratio = torch seconds / aodiff seconds (above 1: aodiff is faster) and
-      cpu_ratio; same_tokens, the share of equal tokens (greedy: 1 up to ties).
+      The shape, and for every batch and temperature what `_race` finds.
     """
     import torch  # heavy, and absent from the base install
 
     from aodiff.tools import bench_torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    # More than the initial deviation, so that the predictions of the positions differ.
-    cfg = MDMConfig(kernel_std=0.1, qk_norm=True, **SIZES[size])
-    model, n = MDM(cfg), cfg.seq_len
-    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, n), jnp.int32)))
-    decoder = Decoder("confidence", "linear", steps)
+    # A larger deviation than the initial one, so that the predictions of the positions differ.
+    cfg = MDMConfig(kernel_std=0.1, qk_norm=True, attention="xla_dense", **SIZES[size])
+    blank = jnp.zeros((1, cfg.seq_len), jnp.int32)
+    params = nn.unbox(jax.jit(MDM(cfg).init)(jax.random.key(0), blank))
+    theirs = bench_torch.MDMTorch(cfg, jax.tree.map(np.array, params["params"]))
 
-    def ours(params, keys):
-        blank = jnp.zeros((batch, n), jnp.int32)
-        denoise = lambda tokens, length: model.apply(params, tokens)
-        given = blank.astype(bool)
+    def torch_tokens(batch: int, temperature: float) -> np.ndarray:
+        masked = torch.full((batch, cfg.seq_len), cfg.mask)
+        return bench_torch.decode(theirs, masked, cfg.mask, steps, temperature).numpy()
+
+    result: dict[str, Any] = {
+        "shape": f"L{cfg.num_layers} d{cfg.width} n{cfg.seq_len} V{cfg.vocab_size}, {steps} steps",
+        "device": jax.devices()[0].device_kind,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average_before": os.getloadavg()[0],
+        "runs": [],
+    }
+    for batch in batches:
+        for temperature in (0.0, 1.0):
+            compiled, seconds = _compile(cfg, params, batch, steps, temperature)
+            run = {"batch": batch, "temperature": temperature, "compile_seconds": seconds}
+            side = functools.partial(torch_tokens, batch, temperature)
+            result["runs"].append(run | _race(compiled, side, batch * cfg.seq_len, rounds))
+    return result | {"load_average_after": os.getloadavg()[0]}
+
+
+def _compile(
+    cfg: MDMConfig, params: Any, batch: int, steps: int, temperature: float
+) -> tuple[Callable[[], np.ndarray], float]:
+    """A function that decodes and returns the tokens, and the seconds that compiling took."""
+    model, decoder = MDM(cfg), Decoder("confidence", "linear", steps)
+    blank = jnp.zeros((batch, cfg.seq_len), jnp.int32)
+    keys = jax.random.split(jax.random.key(1), batch)
+
+    def run(params: Any, keys: jax.Array, tokens: jax.Array) -> jax.Array:
         return decode(
-            denoise, keys, blank, given, decoder, mask_id=cfg.mask, temperature=temperature
+            # The head has columns of padding.
+            lambda shown, length: model.apply(params, shown)[..., : cfg.vocab_size],
+            keys,
+            tokens,
+            jnp.zeros_like(tokens, bool),
+            decoder,
+            mask_id=cfg.mask,
+            temperature=temperature,
         ).tokens
 
-    keys = jax.random.split(jax.random.key(1), batch)
     begin = time.perf_counter()
-    compiled = jax.jit(ours).lower(params, keys).compile()
+    compiled = jax.jit(run).lower(params, keys, blank).compile()
     seconds = time.perf_counter() - begin
-    theirs = bench_torch.MDMTorch(cfg, jax.tree.map(np.array, params["params"]))
-    found = {}
+    return lambda: np.asarray(compiled(params, keys, blank)), seconds
 
-    def run_ours() -> None:
-        found["aodiff"] = np.asarray(compiled(params, keys))
 
-    def run_theirs() -> None:
-        masked = torch.full((batch, n), cfg.mask)
-        found["torch"] = bench_torch.decode(theirs, masked, cfg.mask, steps, temperature).numpy()
+def _race(
+    ours: Callable[[], np.ndarray], theirs: Callable[[], np.ndarray], tokens: int, rounds: int
+) -> dict[str, Any]:
+    """Both sides in turns.
 
-    times = take_turns({"aodiff": run_ours, "torch": run_theirs}, rounds)
-    result: dict[str, Any] = {"batch": batch, "steps": steps, "temperature": temperature}
-    for name, (wall, cpu) in times.items():
-        speed = batch * n / wall
-        result[name] = {"seconds": wall, "cpu_seconds": cpu, "tokens_per_second": speed}
-    result["compile_seconds"] = seconds
-    result["ratio"] = times["torch"][0] / times["aodiff"][0]
-    result["cpu_ratio"] = times["torch"][1] / times["aodiff"][1]
-    result["same_tokens"] = float(np.mean(found["aodiff"] == found["torch"]))
-    return result
+    Returns:
+      For "aodiff" and "torch" seconds, cpu_seconds and tokens_per_second; ratio = torch seconds /
+      aodiff seconds (above 1: aodiff is faster) and cpu_ratio; same_tokens, the share of equal
+      tokens (1 where both are greedy, up to ties).
+    """
+    times = take_turns({"aodiff": ours, "torch": theirs}, rounds)
+    result: dict[str, Any] = {
+        name: {"seconds": wall, "cpu_seconds": cpu, "tokens_per_second": tokens / wall}
+        for name, (wall, cpu) in times.items()
+    }
+    for i, name in enumerate(("ratio", "cpu_ratio")):
+        result[name] = times["torch"][i] / times["aodiff"][i]
+    return result | {"same_tokens": float(np.mean(ours() == theirs()))}

@@ -8,15 +8,27 @@ import pytest
 from aodiff.config import ConfigError
 from aodiff.tools import bench
 
-
-@pytest.mark.skipif(
+needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
     reason="torch is not installed; pip install -e '.[bench]' to compare with it",
 )
+
+
+@needs_torch
 def test_both_sides_compute_the_same_loss():
     result = bench.bench_train_step("tiny", rounds=1)
     assert result["loss"]["torch"] == pytest.approx(result["loss"]["aodiff"], abs=2e-5)
     assert result["ratio"] == result["torch"]["seconds"] / result["aodiff"]["seconds"]
+
+
+@needs_torch
+def test_both_sides_decode_the_same_tokens():
+    found = bench.bench_decode("tiny", (2,), steps=5, rounds=1)
+    greedy, sampled = found["runs"]
+    assert greedy["same_tokens"] == 1 > sampled["same_tokens"]
+    for run in found["runs"]:
+        assert run["ratio"] == run["torch"]["seconds"] / run["aodiff"]["seconds"] > 0
+        assert run["compile_seconds"] > 0
 
 
 def test_turns_alternate_and_leave_out_the_first():
