@@ -13,9 +13,9 @@ from aodiff.data import (
     pose_coco,
     prepared,
     puzzles,
-    sums,
     synthetic,
     tables,
+    unfold,
 )
 from aodiff.data.info import DataError, DataInfo, Stats
 from aodiff.data.pipeline import permute
@@ -45,7 +45,7 @@ DATA_SETS: dict[str, types.ModuleType] = {
     **dict.fromkeys(("digits", *tables.TABLES), tables),
     **dict.fromkeys(synthetic.LAWS, synthetic),
     **dict.fromkeys(puzzles.SIDES, puzzles),
-    "sums": sums,
+    "unfold": unfold,
     "chain_pose": pose,
     **FROM_FILES,
 }
