@@ -23,6 +23,7 @@ SIZES = {
     "tiny": dict(num_layers=2, width=32, num_heads=2, vocab_size=16, seq_len=16),
     "small": dict(num_layers=4, width=128, num_heads=4, vocab_size=256, seq_len=256),
     "wide": dict(num_layers=4, width=256, num_heads=4, vocab_size=256, seq_len=256),
+    "subwords": dict(num_layers=4, width=256, num_heads=4, vocab_size=8192, seq_len=256),
 }
 
 
