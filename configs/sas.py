@@ -22,8 +22,7 @@ The presets of 1 and 8 billion parameters need weights and say so. Prompts need 
 """
 
 from aodiff.config import ConfigError, base
-from configs.mdm import LLADA
-from configs.mdm import SUDOKU as SUDOKU9_DENOISER
+from aodiff.pretrained import LLADA
 
 HEURISTICS = ("random", "l2r", "entropy", "margin", "confidence")
 POLICY = {
@@ -64,10 +63,15 @@ SUDOKU4 = POLICY | {
     "eval.decoders": (*HEURISTICS, "own", "sampled"),
     "eval.samples": 1000,
 }
-SUDOKU9 = {
-    key: value
-    for key, value in SUDOKU9_DENOISER.items()
-    if not key.startswith(("optim.", "train.", "eval.", "sample."))
+SUDOKU9 = {  # the data and the model of configs/mdm.py:sudoku_6m
+    "data.name": "sudoku",
+    "data.seq_len": 81,
+    "data.train_rows": 1_048_576,
+    "model.num_layers": 4,
+    "model.width": 384,
+    "model.num_heads": 6,
+    "model.kernel_std": 0.05,
+    "model.dtype": "bfloat16",
 }
 LLADA_SAS = (
     LLADA
