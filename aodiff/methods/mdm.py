@@ -156,8 +156,13 @@ class MDMMethod:
 
         What comes after is padding, which no position sees.
         """
-        segments = jnp.where(corruption.live(length, tokens.shape[1]), 0, -1)
-        return self.model.apply(params, tokens, segments)
+        return self.model.apply(params, tokens, _segments(length, tokens.shape[1]))
+
+    def denoise_at(
+        self, params: Params, tokens: jax.Array, length: jax.Array, at: jax.Array
+    ) -> jax.Array:
+        """The logits (B, w, V) of positions at (B, w) alone; else as `denoise`, and cheaper."""
+        return self.model.apply(params, tokens, _segments(length, tokens.shape[1]), at)
 
     def _hidden_nll(self, params: Params, batch: Batch, hidden: jax.Array) -> jax.Array:
         """Cross entropy (B, n) float32 of the hidden positions, 0 elsewhere.
@@ -300,6 +305,7 @@ class MDMMethod:
                 order=order and order(rng.fold(keys, n), jnp.int32(0)),
                 policy=guide and guide(extra, given),
                 grow=grow,
+                denoise_at=None if cfg.unit_sizes else functools.partial(self.denoise_at, params),
                 mask_id=cfg.mask,
                 temperature=s.temperature,
                 top_p=s.top_p,
@@ -314,6 +320,11 @@ class MDMMethod:
 
     def flops_per_token(self) -> float:
         return forward_flops_per_token(self.model.cfg)
+
+
+def _segments(length: jax.Array, n: int) -> jax.Array:
+    """(B, n) int32, 0 for live positions and -1 for padding."""
+    return jnp.where(corruption.live(length, n), 0, -1)
 
 
 def decoder_of(sample, score: str, n: int, eos: int | None) -> denoise.Decoder:

@@ -147,14 +147,17 @@ class Block(nn.Module):
     cfg: MDMConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: IntervalMask, rope) -> tuple[jax.Array, None]:
+    def __call__(
+        self, x: jax.Array, mask: IntervalMask, rope, at: jax.Array | None = None
+    ) -> tuple[jax.Array, None]:
+        """x (B, n, D) -> (B, n, D), or (B, w, D) of positions at (B, w), which all may see."""
         cfg, d, k = self.cfg, self.cfg.width, self.cfg.head_dim
         dtype = jnp.dtype(cfg.dtype)
         init = normal_init(cfg.kernel_std)
         out_init = normal_init(cfg.kernel_std / (2 * cfg.num_layers) ** 0.5)
         norm = lambda name: Norm("rms", epsilon=cfg.norm_epsilon, name=name)
 
-        def heads(name, h, number):
+        def heads(name, h, number, rope):
             axes = ("embed", "heads", "head_dim")
             kernel = param(self, f"{name}_kernel", init, (d, number, k), axes).astype(dtype)
             y = jnp.einsum("bld,dhk->bhlk", h, kernel)
@@ -168,8 +171,14 @@ class Block(nn.Module):
             return (y if rope is None else rotate(y, rope)).astype(dtype)
 
         h = norm("attn_norm")(x).astype(dtype)
-        q = heads("q", h, cfg.num_heads)[:, :, None]
-        keys, values = heads("k", h, cfg.kv_heads), heads("v", h, cfg.kv_heads)
+        asking, turn = h, rope
+        if at is not None:
+            x, asking = _pick(x, at), _pick(h, at)
+            turn = rope and tuple(_pick(angle[:, 0], at)[:, None] for angle in rope)
+            hi, lo = _pick(mask.hi[:, 0], at)[:, None], _pick(mask.lo, at)
+            mask = dataclasses.replace(mask, hi=hi, lo=lo)
+        q = heads("q", asking, cfg.num_heads, turn)[:, :, None]
+        keys, values = (heads(name, h, cfg.kv_heads, rope) for name in "kv")
         attend = lambda *args: interval_attention(*args, impl=cfg.attention)
         out = on_each_device(attend, q, keys, values, mask)[:, :, 0]
         shape, axes = (cfg.num_heads, k, d), ("heads", "head_dim", "embed")
@@ -226,25 +235,41 @@ class MDM(nn.Module):
             shape, axes = (d, cfg.rows), ("embed", "vocab")
             self.head = param(self, "head_kernel", kernel_init, shape, axes)
 
-    def __call__(self, tokens: jax.Array, segments: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array | None = None,
+        at: jax.Array | None = None,
+    ) -> jax.Array:
         """One forward pass.
 
         Args:
           tokens: (B, n) int32, `cfg.mask` where masked.
           segments: (B, n) int32 that rows of the same document share, negative for padding, which
             nothing sees; None: all of a row is one document.
+          at: (B, w) int32 positions that are predicted, None: all. The others are left out of the
+            head and of the last block but for its keys and values.
 
         Returns:
-          (B, n, V) float32 logits; ids that may not be emitted have `MASKED`.
+          (B, n or w, V) float32 logits; ids that may not be emitted have `MASKED`.
         """
-        return self.logits(self.hidden(tokens, segments))
+        return self.logits(self.hidden(tokens, segments, at))
 
-    def hidden(self, tokens: jax.Array, segments: jax.Array | None = None) -> jax.Array:
-        """The final norm's output (B, n, D) in the compute dtype; as `__call__`."""
+    def hidden(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array | None = None,
+        at: jax.Array | None = None,
+    ) -> jax.Array:
+        """The final norm's output (B, n or w, D) in the compute dtype; as `__call__`."""
         cfg, dtype = self.cfg, jnp.dtype(self.cfg.dtype)
         n = tokens.shape[1]
         if n > cfg.seq_len or (n < cfg.seq_len and cfg.position != "rope"):
             raise ValueError(f"MDM takes tokens (B, {cfg.seq_len}), got {tokens.shape}.")
+        if at is not None and cfg.unit_sizes is not None:
+            raise ValueError(
+                "Positions with vocabularies of their own are predicted together; leave `at` out."
+            )
         segments = jnp.zeros((1, n), jnp.int32) if segments is None else segments
         axis = "act_vocab"
         if cfg.unit_sizes is not None:
@@ -260,11 +285,26 @@ class MDM(nn.Module):
         rope = None
         if cfg.position == "rope":
             rope = rotary(jnp.arange(n)[None], cfg.head_dim, cfg.rope_base)
-        x, _ = self.blocks(shard(x, "batch", "seq", "act_embed"), segment_mask(segments), rope)
+        x, mask = shard(x, "batch", "seq", "act_embed"), segment_mask(segments)
+        if at is None:
+            x, _ = self.blocks(x, mask, rope)
+        else:
+            x = self._blocks_at(x, mask, rope, jnp.maximum(at - 1, 0) if cfg.shift else at)
         x = self.norm(x).astype(dtype)
-        if cfg.shift:
+        if cfg.shift and at is None:
             x = jnp.concatenate([x[:, :1], x[:, :-1]], axis=1)
         return x
+
+    def _blocks_at(self, x: jax.Array, mask: IntervalMask, rope, at: jax.Array) -> jax.Array:
+        """What all blocks make of positions at (B, w): the last one is asked for them alone."""
+        block, weights = Block(self.cfg, parent=None), self.blocks.variables["params"]
+
+        def layer(i: int | jax.Array, x: jax.Array, *at: jax.Array) -> jax.Array:
+            one = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, i, 0, False), weights)
+            return block.apply({"params": one}, x, mask, rope, *at)[0]
+
+        last = self.cfg.num_layers - 1
+        return layer(last, jax.lax.fori_loop(0, last, layer, x), at)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits (B, n, V) float32 of `hidden` (B, n, D)."""
@@ -280,6 +320,12 @@ class MDM(nn.Module):
         emitted = (ids < cfg.vocab_size) & (ids != cfg.mask)
         out = jnp.where(along_last(jnp.asarray(emitted), 3), out, MASKED)
         return shard(out, "batch", "seq", "act_vocab")
+
+
+def _pick(x: jax.Array, at: jax.Array) -> jax.Array:
+    """Rows at (B, w) of x (B or 1, n, ...)."""
+    x = jnp.broadcast_to(x, (at.shape[0], *x.shape[1:]))
+    return jax.vmap(lambda row, index: row[index])(x, at)
 
 
 def forward_flops(cfg: MDMConfig, widths: float, squares: float) -> float:

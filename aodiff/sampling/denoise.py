@@ -22,6 +22,8 @@ from aodiff.sampling.state import State, advance, begin, in_block, live, masked_
 # tokens (B, C) int32, length (B,) int32 -> logits (B, C, V) float32; positions at or beyond the
 # length must be invisible; ids that may not be emitted are at or below -1e8.
 Denoise = Callable[[jax.Array, jax.Array], jax.Array]
+# The same with positions at (B, w) int32 -> their logits (B, w, V) alone.
+DenoiseAt = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 # logits (B, C, V), masked (B, C) bool, length (B,) -> scores (B, C), higher is revealed earlier.
 Policy = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 # state, logits, keys (B,) -> state, logits: may insert masks and then return the logits of the
@@ -122,6 +124,7 @@ def decode(
     order: jax.Array | None = None,
     policy: Policy | None = None,
     grow: Grow | None = None,
+    denoise_at: DenoiseAt | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
@@ -138,6 +141,8 @@ def decode(
       order: (B, C) int32 permutations for the score "order".
       policy: scores of the positions for the score "policy".
       grow: lets rows grow, up to C.
+      denoise_at: used in place of `denoise` where only the block is looked at: with blocks, and
+        neither policy nor growth.
       temperature, top_p, top_k: of the tokens, see `categorical.shape`; temperature 0 is greedy.
 
     Returns:
@@ -150,27 +155,38 @@ def decode(
     _check_parts(decoder, order, policy, grow)
     rank = None if order is None else jnp.argsort(order, axis=1).astype(jnp.float32)
     start = begin(tokens, given, block=decoder.block, mask_id=mask_id, length=length)
+    capacity = tokens.shape[1]
+    windows = bool(decoder.block) and policy is None and grow is None
 
     def step(state: State) -> State:
         if decoder.rule[0] in policies.MAY_REVEAL_NONE:
             state = _skip_idle(state, keys, decoder, mask_id)
         step_keys = jax.vmap(jax.random.fold_in)(keys, state.step)
-        logits = denoise(state.tokens, state.length).astype(jnp.float32)
+        at = jnp.zeros_like(state.length)[:, None] + jnp.arange(capacity)[None]
+        pick = lambda x: x
+        if windows:  # nothing outside of the block is drawn, scored or ranked
+            at = state.block_start[:, None] + jnp.arange(decoder.block)[None]
+            within = jnp.minimum(at, capacity - 1)
+            pick = lambda x: jnp.take_along_axis(x, jnp.expand_dims(within, range(2, x.ndim)), 1)
+        if windows and denoise_at is not None:
+            logits = denoise_at(state.tokens, state.length, within)
+        else:
+            logits = pick(denoise(state.tokens, state.length))
+        logits = logits.astype(jnp.float32)
         state = spend(state, ~state.done)
         if grow is not None:
             state, logits = grow(state, logits, _fold(step_keys, _GROW))
         logits = _without(logits, (mask_id, *decoder.suppress))
-        masked = masked_positions(state, mask_id)
-        eligible = _eligible(state, decoder, mask_id)
-        cell_keys = functools.partial(_cell_keys, step_keys, masked.shape[1])
+        eligible = pick(_eligible(state, decoder, mask_id)) & (at < capacity)
+        cell_keys = functools.partial(_cell_keys, step_keys, at)
         proposal = categorical.sample(cell_keys(_TOKEN), logits, temperature, top_p, top_k)
         if decoder.crop:
             proposal = jnp.where(state.cropped[:, None], categorical.best(logits), proposal)
         logp = policies.log_chance(logits, proposal)
         if decoder.score == "order":
-            score = -rank
+            score = -pick(rank)
         elif decoder.score == "policy":
-            score = policy(logits, masked, state.length)
+            score = policy(logits, masked_positions(state, mask_id), state.length)
         else:
             law = _without(logits, decoder.late)
             shaped = categorical.shape(law, temperature, top_p, top_k)
@@ -187,10 +203,18 @@ def decode(
         passes = jnp.take_along_axis(passes, by_score, axis=1)
         count = _count(decoder, state, eligible, passes, cell_keys(_COUNT))
         reveal = eligible & (place < count[:, None])
+
+        def put(array: jax.Array, new: jax.Array) -> jax.Array:
+            if not windows:
+                return jnp.where(reveal, new, array)
+            target = jnp.where(reveal, at, capacity)  # capacity is dropped
+            write = lambda row, index, new: row.at[index].set(new, mode="drop")
+            return jax.vmap(write)(array, target, jnp.broadcast_to(new, target.shape))
+
         state = state.replace(
-            tokens=jnp.where(reveal, proposal, state.tokens),
-            when=jnp.where(reveal, state.step[:, None], state.when),
-            logp=jnp.where(reveal, logp, state.logp),
+            tokens=put(state.tokens, proposal),
+            when=put(state.when, state.step[:, None]),
+            logp=put(state.logp, logp),
             used=state.used + ~state.done,
             step=state.step + ~state.done,
         )
@@ -234,7 +258,7 @@ def _count(decoder: Decoder, state: State, eligible, passes, keys) -> jax.Array:
     """Positions (B,) to reveal."""
     name, number = decoder.rule
     left = jnp.sum(eligible, axis=1, dtype=jnp.int32)
-    width = decoder.block or eligible.shape[1]
+    width = decoder.block or state.tokens.shape[1]
     budget = policies.Budget(
         left, state.size, state.used, decoder.steps, width, number, passes, eligible, keys
     )
@@ -246,10 +270,11 @@ def _count(decoder: Decoder, state: State, eligible, passes, keys) -> jax.Array:
 def _skip_idle(state: State, keys: jax.Array, decoder: Decoder, mask_id: int) -> State:
     """Passes over the steps that would reveal nothing: they need no network call."""
     eligible = _eligible(state, decoder, mask_id)
+    at = jnp.zeros_like(state.length)[:, None] + jnp.arange(eligible.shape[1])[None]
 
     def idle(state: State) -> jax.Array:
         step_keys = jax.vmap(jax.random.fold_in)(keys, state.step)
-        cell_keys = _cell_keys(step_keys, eligible.shape[1], _COUNT)
+        cell_keys = _cell_keys(step_keys, at, _COUNT)
         return ~state.done & (_count(decoder, state, eligible, None, cell_keys) == 0)
 
     def passed(carry):
@@ -295,7 +320,6 @@ def _fold(keys: jax.Array, number: int) -> jax.Array:
     return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
 
 
-def _cell_keys(keys: jax.Array, width: int, stream: int) -> jax.Array:
-    """(B, width) keys, one per position, so that no draw depends on the width of the row."""
-    at = jnp.arange(width)
-    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(_fold(keys, stream), at)
+def _cell_keys(keys: jax.Array, at: jax.Array, stream: int) -> jax.Array:
+    """Keys of positions at (B, w), so that no draw depends on the width of the row."""
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(_fold(keys, stream), at)

@@ -3,7 +3,7 @@
   python -m aodiff.tools.bench train_step [--shape=small] [--rounds=5]
   python -m aodiff.tools.bench attention [--rounds=5]
   python -m aodiff.tools.bench generate [--size=cpu] [--seq_len=1024]
-  python -m aodiff.tools.bench decode [--size=wide] [--steps=32]
+  python -m aodiff.tools.bench decode [--size=wide] [--block=32]
   python -m aodiff.tools.bench order [--config=configs/ordergpt.py:digits] [--rounds=9]
   python -m aodiff.tools.bench pipeline
 
@@ -191,6 +191,7 @@ def main() -> None:
     decoding = what.add_parser("decode")
     decoding.add_argument("--size", choices=DECODE_SIZES, default="wide")
     decoding.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    decoding.add_argument("--block", type=int, default=32)
     decoding.add_argument("--steps", type=int, default=32)
     decoding.add_argument("--rounds", type=int, default=5)
     order = what.add_parser("order")
@@ -203,7 +204,7 @@ def main() -> None:
     elif args.what == "attention":
         result = bench_attention(args.rounds)
     elif args.what == "decode":
-        result = bench_decode(args.size, tuple(args.batches), args.steps, args.rounds)
+        result = bench_decode(args.size, tuple(args.batches), args.block, args.steps, args.rounds)
     elif args.what == "order":
         result = bench_order(args.config, args.rounds)
     elif args.what == "generate":

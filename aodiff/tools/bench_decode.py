@@ -1,7 +1,7 @@
 """Decoding of masked diffusion: the jitted loop against the loop that PyTorch code is published as.
 
-Both sides have the same weights, cores and rules (LLaDA's: confidence, as many tokens a step), and
-greedy decoding writes the same tokens. Source: decoding.md 6.1.
+Both sides have the same weights, cores and rules (LLaDA's: blocks, confidence, as many tokens a
+step), and greedy decoding writes the same tokens. Source: decoding.md 6.1.
 """
 
 import functools
@@ -27,12 +27,15 @@ SIZES = {
 }
 
 
-def bench_decode(size: str, batches: tuple[int, ...], steps: int, rounds: int) -> dict[str, Any]:
+def bench_decode(
+    size: str, batches: tuple[int, ...], block: int, steps: int, rounds: int
+) -> dict[str, Any]:
     """Times whole decodes from nothing, greedy and sampled, both sides in turns.
 
     Args:
       size: a key of `SIZES`.
       batches: numbers of rows.
+      block: positions of a block; the whole row is no blocks.
       steps: network calls of a row.
       rounds: timed decodes of each side after one warm-up; medians are reported.
 
@@ -52,10 +55,12 @@ def bench_decode(size: str, batches: tuple[int, ...], steps: int, rounds: int) -
 
     def torch_tokens(batch: int, temperature: float) -> np.ndarray:
         masked = torch.full((batch, cfg.seq_len), cfg.mask)
-        return bench_torch.decode(theirs, masked, cfg.mask, steps, temperature).numpy()
+        return bench_torch.decode(theirs, masked, cfg.mask, block, steps, temperature).numpy()
 
     result: dict[str, Any] = {
-        "shape": f"L{cfg.num_layers} d{cfg.width} n{cfg.seq_len} V{cfg.vocab_size}, {steps} steps",
+        "shape": f"L{cfg.num_layers} d{cfg.width} n{cfg.seq_len} V{cfg.vocab_size}",
+        "block": block,
+        "steps": steps,
         "device": jax.devices()[0].device_kind,
         "cores": len(os.sched_getaffinity(0)),
         "load_average_before": os.getloadavg()[0],
@@ -63,7 +68,7 @@ def bench_decode(size: str, batches: tuple[int, ...], steps: int, rounds: int) -
     }
     for batch in batches:
         for temperature in (0.0, 1.0):
-            compiled, seconds = _compile(cfg, params, batch, steps, temperature)
+            compiled, seconds = _compile(cfg, params, batch, block, steps, temperature)
             run = {"batch": batch, "temperature": temperature, "compile_seconds": seconds}
             side = functools.partial(torch_tokens, batch, temperature)
             result["runs"].append(run | _race(compiled, side, batch * cfg.seq_len, rounds))
@@ -71,21 +76,26 @@ def bench_decode(size: str, batches: tuple[int, ...], steps: int, rounds: int) -
 
 
 def _compile(
-    cfg: MDMConfig, params: Any, batch: int, steps: int, temperature: float
+    cfg: MDMConfig, params: Any, batch: int, block: int, steps: int, temperature: float
 ) -> tuple[Callable[[], np.ndarray], float]:
     """A function that decodes and returns the tokens, and the seconds that compiling took."""
-    model, decoder = MDM(cfg), Decoder("confidence", "linear", steps)
+    model, blocks = MDM(cfg), cfg.seq_len // block
+    decoder = Decoder("confidence", "linear", steps // blocks, block)
+    decoder.check(cfg.seq_len)
     blank = jnp.zeros((batch, cfg.seq_len), jnp.int32)
     keys = jax.random.split(jax.random.key(1), batch)
 
+    def predict(*args: Any) -> jax.Array:
+        return model.apply(*args)[..., : cfg.vocab_size]  # the head has columns of padding
+
     def run(params: Any, keys: jax.Array, tokens: jax.Array) -> jax.Array:
         return decode(
-            # The head has columns of padding.
-            lambda shown, length: model.apply(params, shown)[..., : cfg.vocab_size],
+            lambda shown, length: predict(params, shown),
             keys,
             tokens,
             jnp.zeros_like(tokens, bool),
             decoder,
+            denoise_at=lambda shown, length, at: predict(params, shown, None, at),
             mask_id=cfg.mask,
             temperature=temperature,
         ).tokens

@@ -179,25 +179,34 @@ class MDMTorch(nn.Module):
 
 @torch.no_grad()
 def decode(
-    model: nn.Module, tokens: torch.Tensor, mask_id: int, steps: int, temperature: float
+    model: nn.Module,
+    tokens: torch.Tensor,
+    mask_id: int,
+    block: int,
+    steps: int,
+    temperature: float,
 ) -> torch.Tensor:
-    """Fills the masks of `tokens` (B, n) int64, as many a step, the most confident ones first."""
-    num_masked = (tokens == mask_id).sum(dim=1, keepdim=True)
-    counts = (num_masked // steps).expand(-1, steps).clone()
-    for row, rest in enumerate((num_masked % steps).flatten().tolist()):
-        counts[row, :rest] += 1
-    for step in range(steps):
-        masked = tokens == mask_id
-        logits = model(tokens)
-        proposal = _noisy(logits, temperature).argmax(dim=-1)
-        chance = F.softmax(logits, dim=-1).gather(-1, proposal[..., None])[..., 0]
-        proposal = torch.where(masked, proposal, tokens)
-        confidence = torch.where(masked, chance, -torch.inf)
-        reveal = torch.zeros_like(masked)
-        for row in range(len(tokens)):
-            _, best = torch.topk(confidence[row], k=int(counts[row, step]))
-            reveal[row, best] = True
-        tokens = torch.where(reveal, proposal, tokens)
+    """Fills the masks of `tokens` (B, n) int64 block by block, the most confident ones first."""
+    n = tokens.shape[1]
+    steps = steps * block // n
+    for end in range(block, n + 1, block):
+        num_masked = (tokens[:, end - block : end] == mask_id).sum(dim=1, keepdim=True)
+        counts = (num_masked // steps).expand(-1, steps).clone()
+        for row, rest in enumerate((num_masked % steps).flatten().tolist()):
+            counts[row, :rest] += 1
+        for step in range(steps):
+            masked = tokens == mask_id
+            logits = model(tokens)
+            proposal = _noisy(logits, temperature).argmax(dim=-1)
+            chance = F.softmax(logits, dim=-1).gather(-1, proposal[..., None])[..., 0]
+            chance[:, end:] = -torch.inf
+            proposal = torch.where(masked, proposal, tokens)
+            confidence = torch.where(masked, chance, -torch.inf)
+            reveal = torch.zeros_like(masked)
+            for row in range(len(tokens)):
+                _, best = torch.topk(confidence[row], k=int(counts[row, step]))
+                reveal[row, best] = True
+            tokens = torch.where(reveal, proposal, tokens)
     return tokens
 
 

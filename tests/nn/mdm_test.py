@@ -187,6 +187,25 @@ def test_shifted_logits_are_read_one_position_before():
     np.testing.assert_array_equal(reach > 0, np.eye(7, k=-1) + np.outer(np.eye(7)[0], np.eye(7)[0]))
 
 
+@pytest.mark.parametrize("family", ["llada", "dream", "small", "board"])
+def test_some_positions_have_the_logits_they_have_among_all(family):
+    cfg = MDMConfig(**(TINY | FAMILIES[family]))
+    params, rng = init(cfg), np.random.default_rng(1)
+    tokens = jnp.asarray(rng.integers(0, 50, (2, 7)), jnp.int32)
+    segments = jnp.where(jnp.arange(7)[None] < jnp.array([[7], [5]]), 0, -1)
+    at = jnp.asarray([[0, 1, 2], [4, 2, 3]])
+    whole = MDM(cfg).apply(params, tokens, segments)
+    some = jax.jit(MDM(cfg).apply)(params, tokens, segments, at)
+    np.testing.assert_allclose(some, jnp.take_along_axis(whole, at[..., None], axis=1), atol=1e-4)
+
+
+def test_positions_with_their_own_vocabularies_are_predicted_together():
+    cfg = MDMConfig(**(TINY | FAMILIES["units"]))
+    rows = jnp.zeros((1, 7), jnp.int32)
+    with pytest.raises(ValueError, match="predicted together"):
+        MDM(cfg).apply(init(cfg), rows, None, rows[:, :2])
+
+
 def test_rotary_angles_are_relative_and_pair_the_halves():
     """mdm.md 13.15."""
     q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)

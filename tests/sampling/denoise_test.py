@@ -274,6 +274,29 @@ def test_blocks_begin_behind_the_prompt_of_each_row():
     ]
 
 
+def hashed_at(tokens, length, at):
+    return jnp.take_along_axis(hashed(tokens, length), at[..., None], axis=1)
+
+
+@pytest.mark.parametrize("score, schedule", [("confidence", "linear"), ("order", "one")])
+def test_only_the_block_needs_to_be_predicted(score, schedule):
+    """Growth that grows nothing has all positions predicted; the last blocks are cut short."""
+    decoder = Decoder(score, schedule, 2, 4, late=(2,), crop=(4,))
+    given = np.arange(8)[None] < np.array([0, 3, 5, 8])[:, None]
+    order = np.tile(np.arange(8)[::-1], (4, 1)) if score == "order" else None
+    args = decoder, given, np.full((4, 8), 3)
+    whole = run(*args, order=order, grow=identity)
+    for some in (run(*args, order=order), run(*args, order=order, denoise_at=hashed_at)):
+        np.testing.assert_array_equal(some.tokens, whole.tokens)
+        np.testing.assert_array_equal(some.step, whole.step)
+        np.testing.assert_array_equal(some.calls, whole.calls)
+        np.testing.assert_allclose(some.logp, whole.logp, atol=1e-5)
+
+
+def identity(state, logits, keys):
+    return state, logits
+
+
 def test_ties_go_to_the_left():
     flat = jnp.zeros((1, 8, V))
     view = policies.View(flat, flat, jnp.zeros((1, 8), jnp.int32), keys=None)
@@ -442,7 +465,6 @@ def test_bad_choices_are_one_sentence(words, choices):
 
 
 def test_parts_that_do_not_fit_are_refused():
-    grow = lambda state, logits, keys: (state, logits)
     with pytest.raises(ValueError, match="pass order exactly when"):
         run(Decoder("order", "linear", 8))
     with pytest.raises(ValueError, match="pass policy exactly when"):
@@ -454,4 +476,4 @@ def test_parts_that_do_not_fit_are_refused():
     ):
         assert decoder.monotone != bool(decoder.remask)
         with pytest.raises(ValueError, match="rows cannot grow"):
-            run(decoder, grow=grow)
+            run(decoder, grow=identity)
