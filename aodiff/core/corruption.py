@@ -14,7 +14,8 @@ def strata(key: jax.Array, num: int) -> jax.Array:
     One shift for all: the points cover the interval evenly whatever the draw, and no row owns a
     part of it.
     """
-    shift_key, order_key = jax.random.split(key)
+    # Far from the rows' own keys, which fold in their numbers.
+    shift_key, order_key = jax.random.split(jax.random.fold_in(key, 2**31 - 1))
     # Whole numbers are permuted: a float range of step 1 / num may round to num + 1 entries.
     place = jax.random.permutation(order_key, jnp.arange(num))
     return (place + 1.0 - jax.random.uniform(shift_key)) / num

@@ -89,7 +89,8 @@ def _per_step(advantage: jax.Array, active: jax.Array) -> jax.Array:
 
 def _batch_rms(reward: jax.Array, active: jax.Array) -> jax.Array:
     found = _deviation(jnp.sum(reward, axis=2))
-    return _per_step(found / (jnp.sqrt(jnp.mean(jnp.square(found))) + 1e-4), active)
+    number = jnp.maximum(jnp.sum(jnp.any(active, axis=2), dtype=jnp.float32), 1.0)
+    return _per_step(found / (jnp.sqrt(jnp.sum(jnp.square(found)) / number) + 1e-4), active)
 
 
 def _group_std(reward: jax.Array, active: jax.Array) -> jax.Array:

@@ -118,30 +118,40 @@ def read_puzzles(path: Path, side: int, most: int | None = None) -> Puzzles:
     if not path.is_file():
         raise DataError(f"there is no puzzle file {path}; pass the path of a CSV file.")
     opened = gzip.open if path.suffix == ".gz" else open
-    tokens, given, guesses = [], [], []
-    with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
-        for line, row in enumerate(itertools.islice(csv.DictReader(file), most), 2):
-            row = {(k or "").lower(): v for k, v in row.items()}
-            if "puzzle" not in row:
-                raise DataError(f"{path} has columns {list(row)}; it needs a column puzzle.")
-            try:
-                ids, known = parse_board(row["puzzle"], side)
-                if "solution" not in row:
-                    solved, full = solve(row["puzzle"], ids, known), known | True
-                else:
-                    solved, full = parse_board(row["solution"], side)
-            except DataError as e:
-                raise DataError(f"{path} line {line}: {e}") from None
-            if not full.all() or np.any(known & (ids != solved)):
-                raise DataError(
-                    f"{path} line {line}: the solution does not complete the puzzle; correct it."
-                )
-            tokens.append(solved)
-            given.append(known)
-            guesses.append(float(row.get("mean_guesses") or np.nan))
-    if not tokens:
+    found = []
+    try:
+        with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
+            for line, row in enumerate(itertools.islice(csv.DictReader(file), most), 2):
+                row = {(k or "").lower(): v or "" for k, v in row.items()}
+                if "puzzle" not in row:
+                    raise DataError(f"{path} has columns {list(row)}; it needs a column puzzle.")
+                try:
+                    found.append(_puzzle(row, side))
+                except DataError as e:
+                    raise DataError(f"{path} line {line}: {e}") from None
+    except (UnicodeDecodeError, EOFError, OSError, csv.Error) as e:
+        raise DataError(
+            f"{path} cannot be read as CSV ({e}); give UTF-8 text, or gzip of it."
+        ) from e
+    if not found:
         raise DataError(f"{path} holds no puzzle; give one with at least one line of data.")
-    return Puzzles(np.array(tokens), np.array(given), np.array(guesses))
+    return Puzzles(*map(np.array, zip(*found, strict=True)))
+
+
+def _puzzle(row: dict[str, str], side: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Solution, clues and mean guesses (NaN: not known) of a line; raises DataError."""
+    ids, known = parse_board(row["puzzle"], side)
+    if "solution" not in row:
+        solved, full = solve(row["puzzle"], ids, known), known | True
+    else:
+        solved, full = parse_board(row["solution"], side)
+    if not full.all() or np.any(known & (ids != solved)):
+        raise DataError("the solution does not complete the puzzle; correct it.")
+    guesses = row.get("mean_guesses") or "nan"
+    try:
+        return solved, known, float(guesses)
+    except ValueError:
+        raise DataError(f"mean_guesses is {guesses!r}; give a number, or nothing.") from None
 
 
 def describe(config: ConfigDict) -> DataInfo:

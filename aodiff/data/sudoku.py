@@ -13,6 +13,7 @@ from aodiff.data.info import DataError
 from aodiff.data.synthetic import uniforms
 
 VERSION = 1
+LIMIT = 100_000  # boards to look at for a solution; real puzzles take a few hundred
 FILLED = 2  # what the random numbers of a backtracking search are for; see synthetic.uniforms
 
 
@@ -30,15 +31,24 @@ def valid(grids: np.ndarray) -> np.ndarray:
     return np.all(np.sort(grids[..., units(side)], axis=-1) == np.arange(side), axis=(-1, -2))
 
 
-def solutions(givens: np.ndarray, most: int = 2, draw: np.random.Generator | None = None) -> list:
+def solutions(
+    givens: np.ndarray,
+    most: int = 2,
+    draw: np.random.Generator | None = None,
+    limit: int | None = None,
+) -> list:
     """Completions of a board, at most `most` of them, by search at the tightest cell.
 
     Args:
       givens: (cells,) int, -1 where blank.
       draw: random order of the symbols tried; None is increasing order.
+      limit: boards to look at; None is all.
 
     Returns:
       A list of (cells,) int arrays; empty if the givens contradict.
+
+    Raises:
+      TimeoutError: the limit was reached.
     """
     side = round(len(givens) ** 0.5)
     peers = [np.unique(units(side)[(units(side) == c).any(1)]) for c in range(len(givens))]
@@ -58,8 +68,12 @@ def solutions(givens: np.ndarray, most: int = 2, draw: np.random.Generator | Non
     for cell in np.flatnonzero(givens >= 0):
         state = state and place(*state, cell, givens[cell])
     stack = [state] if state else []
+    looked = 0
     while stack and len(found) < most:
         board, free = stack.pop()
+        looked += 1
+        if limit is not None and looked > limit:
+            raise TimeoutError(f"looked at {limit} boards")
         blank = board < 0
         if not blank.any():
             found.append(board)
@@ -160,8 +174,14 @@ def parse_board(text: str, side: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def solve(text: str, ids: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """A solution (cells,) of the board `text`; raises DataError if there is none."""
-    found = solutions(np.where(given, ids, -1), 1)
+    """A solution (cells,) of the board `text`; raises DataError if none is found."""
+    try:
+        found = solutions(np.where(given, ids, -1), 1, limit=LIMIT)
+    except TimeoutError:
+        raise DataError(
+            f"puzzle {text[:90]!r} has no solution that is found in {LIMIT} steps; correct it, or "
+            "give its solution."
+        ) from None
     if not found:
         raise DataError(f"puzzle {text[:90]!r} has no solution; correct it.")
     return found[0]

@@ -9,7 +9,7 @@ import jax
 from absl import logging
 
 from aodiff import distributed
-from aodiff.config import ConfigError, scored_splits
+from aodiff.config import ConfigError, on_split, scored_splits
 from aodiff.data import DataInfo, Source
 from aodiff.evals import canvas, image, order, pose, sudoku, table, text
 from aodiff.evals.trained import Trained, decoding
@@ -79,12 +79,21 @@ def check_decoders(config, method: Method) -> None:
 
 
 def measured(config, workdir: pathlib.Path, step: int) -> bool:
-    """Whether `workdir/measures.json` holds all measures of the config, at `step` and the split to
-    report."""
+    """Whether `workdir/measures.json` holds the measures of the config, taken as it asks for them,
+    at `step` and on the split to report."""
     path = workdir / "measures.json"
     record = json.loads(path.read_text()) if path.exists() else {"measures": ()}
-    wanted = {"step": step, "split": scored_splits(config)[-1]}
+    wanted = _asked(on_split(config, scored_splits(config)[-1]), step)
     return wanted.items() <= record.items() and set(config.eval.measures) <= set(record["measures"])
+
+
+def _asked(config, step: int) -> dict:
+    """What the numbers of a measure depend on beside the run, as JSON gives it back."""
+    groups = {name: config[name].to_dict() for name in ("eval", "sample")}
+    for key in ("every", "report_split", "measures"):
+        del groups["eval"][key]
+    asked = {"step": step, "split": config.eval.split, "data": config.data.name, **groups}
+    return json.loads(json.dumps(asked))
 
 
 def measure(
@@ -128,8 +137,8 @@ def measure(
             words = ", ".join(f"{key} {value:.4g}" for key, value in found[name].items())
             logging.info("%s: %s", name, words)
     if jax.process_index() == 0:
-        found_on = {"step": step, "split": setup.config.eval.split, "measures": found}
-        replace_text(workdir / "measures.json", json.dumps(found_on, indent=1))
+        record = _asked(setup.config, step) | {"measures": found}
+        replace_text(workdir / "measures.json", json.dumps(record, indent=1))
     return {
         f"measure/{name}/{key}": value
         for name, numbers in found.items()

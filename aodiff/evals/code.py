@@ -130,8 +130,11 @@ def essential(source: str) -> str:
 
 
 def _shows_off(node: ast.stmt) -> bool:
-    main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-    return main or isinstance(node, ast.Expr | ast.Assert)
+    if isinstance(node, ast.If):
+        return "__name__" in ast.unparse(node.test)
+    if isinstance(node, ast.Expr):  # a method may change what the answer rests on
+        return not (isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute))
+    return isinstance(node, ast.Assert)
 
 
 def tested(tests: list[str]) -> str:

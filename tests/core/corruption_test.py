@@ -106,3 +106,11 @@ def test_losses_vary_most_with_independent_times_and_least_with_counts():
         for draw in (independent, stratified, counted)
     ]
     assert spread[0] > 2 * spread[1] > 4 * spread[2], spread
+
+
+def test_the_shift_of_the_strata_is_nobodys_own_draw():
+    keys = jax.random.split(jax.random.key(0), 500)
+    point = jax.vmap(lambda k: corruption.strata(k, 1)[0])(keys)
+    own = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 0), (3,)))(keys)
+    for column in own.T:
+        assert abs(np.corrcoef(point, column)[0, 1]) < 5 / np.sqrt(500)

@@ -159,3 +159,18 @@ def test_an_unsolvable_puzzle_is_one_sentence(tmp_path):
     (tmp_path / "p.csv").write_text("puzzle\n1200003000400012\n")
     with pytest.raises(DataError, match="line 2: puzzle '1200003000400012' has no solution"):
         puzzles.read_puzzles(tmp_path / "p.csv", 4)
+
+
+def test_files_that_are_no_csv_are_one_sentence(tmp_path):
+    path = tmp_path / "p.csv"
+    for content, words in {
+        b"puzzle,solution\n1234341221434321\n": "line 2: puzzle '' is not 16 digits",
+        b"puzzle,solution\n\xff\xfe,1\n": "cannot be read as CSV",
+        b"puzzle,mean_guesses\n1234341221434321,many\n": "line 2: mean_guesses is 'many'",
+    }.items():
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            puzzles.read_puzzles(path, 4)
+    (tmp_path / "p.csv.gz").write_bytes(b"no gzip")
+    with pytest.raises(DataError, match="p.csv.gz cannot be read"):
+        puzzles.read_puzzles(tmp_path / "p.csv.gz", 4)

@@ -40,3 +40,13 @@ def test_a_given_board_must_have_a_solution():
         digits.parse([1, 2, None, None, None, None, 3, None, None, None, 4, None, None, None, 1, 2])
     with pytest.raises(DataError, match="contradicts itself"):
         digits.parse([1, 1] + [None] * 14)
+
+
+def test_the_search_for_a_solution_has_an_end():
+    board = np.full(81, -1)
+    board[[0, 10, 20, 30, 40]] = [0, 1, 2, 3, 4]
+    with pytest.raises(TimeoutError):
+        sudoku.solutions(board, 10**6, limit=200)
+    hopeless = ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4........."
+    with pytest.raises(DataError, match="no solution that is found in"):
+        sudoku.Digits(9).parse([None if c == "." else int(c) for c in hopeless])

@@ -103,6 +103,7 @@ def test_a_gap_is_filled_to_the_letter():
 def test_only_what_shows_off_is_left_out():
     source = "import a\nX = 1\nprint(X)\nassert X\nfor i in []:\n    X += i\n"
     assert code.essential(source) == "import a\nX = 1\nfor i in []:\n    X += i"
+    assert code.essential("t = []\nt.append(1)\nprint(t)") == "t = []\nt.append(1)"
     assert code.essential("X=1  # as it is") == "X=1  # as it is"
 
 
