@@ -32,15 +32,14 @@ def run(config, workdir: pathlib.Path, profile: tuple[int, int] = (0, 0)) -> Non
       profile: the steps to trace of the policy's run.
 
     Raises:
-      ConfigError: a stage has a bad value, or the policy in `workdir` is for another denoiser.
+      ConfigError: a stage has a bad value, or began with another run than it would now.
     """
     runs = configs(config, workdir)
     for c in runs.values():
         train.set_up(c)  # a bad value is refused before the first run
     for path, c in runs.items():
         logging.info("stage %s in %s", c.method.name, path)
-        if path == workdir:
-            check_denoiser(c, workdir)
+        check_origin(c, path)
         train.train(c, path, profile=profile if path == workdir else (0, 0))
 
 
@@ -51,6 +50,11 @@ def configs(config, workdir: pathlib.Path) -> dict[pathlib.Path, ml_collections.
       ConfigError: a bad value, or nothing to begin with.
     """
     finalize(config)
+    if config.checkpoint.resume_from is not None:
+        raise ConfigError(
+            "checkpoint.resume_from is for single runs, and this config has stages; name a trained "
+            "denoiser in checkpoint.init_from, or continue with the same --workdir"
+        )
     found, policy = {}, _copy(config)
     if policy.checkpoint.init_from is None:
         if policy.stages.denoiser.steps < 1:
@@ -112,9 +116,10 @@ def _copy(config) -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(config).copy_and_resolve_references().unlock()
 
 
-def check_denoiser(config, workdir: pathlib.Path) -> None:
-    """Raises ConfigError if `workdir` holds a policy for another denoiser than `config` names."""
-    if not (workdir / "checkpoints").is_dir():
+def check_origin(config, workdir: pathlib.Path) -> None:
+    """Raises ConfigError if what is frozen in the run in `workdir`, the denoiser of a policy or the
+    policy of a second stage, is not that of the run that `config` begins with."""
+    if config.checkpoint.init_from is None or not (workdir / "checkpoints").is_dir():
         return
     own = checkpoint.Checkpoints(workdir, read_only=True)
     if (step := own.latest()) is None:
@@ -122,15 +127,16 @@ def check_denoiser(config, workdir: pathlib.Path) -> None:
     named = config.checkpoint.init_from
     other, last = checkpoint.existing(named, "checkpoint.init_from")
     origin = checkpoint.starts(other.meta(last)["config"]["method"]["name"], config)
-    like = train.set_up(config).abstract.extra["denoiser"]
-    ours = own.part(step, "extra.denoiser", like)
-    theirs = other.part(last, origin["extra.denoiser"], like)
+    frozen = train.set_up(config).abstract.extra
     same = jax.jit(lambda a, b: jnp.all(jnp.array(jax.tree.leaves(jax.tree.map(_equal, a, b)))))
-    if not same(ours, theirs):
-        raise ConfigError(
-            f"{workdir} holds a policy for another denoiser than that of {named}; name the one it "
-            "was trained for in checkpoint.init_from, or use another --workdir"
-        )
+    for name in [place.partition(".")[2] for place in origin if place.startswith("extra.")]:
+        ours = own.part(step, f"extra.{name}", frozen[name])
+        theirs = other.part(last, origin[f"extra.{name}"], frozen[name])
+        if not same(ours, theirs):
+            raise ConfigError(
+                f"{workdir} holds a run for another {name} than that of {named}; name the one it "
+                "began with in checkpoint.init_from, or use another --workdir"
+            )
 
 
 def _equal(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -150,7 +156,9 @@ def table(config, workdir: pathlib.Path) -> str:
     solved = {name: _solved(p) for name, p in paths.items()}
     if not all(solved.values()):
         return ""
-    decoders = list(solved["policy"])
+    decoders = [d for d in solved["policy"] if all(d in other for other in solved.values())]
+    if not decoders or len({len(s[d]) for s in solved.values() for d in decoders}) > 1:
+        return "\nthe stages were measured on different puzzles or with different decoders"
     puzzles = len(solved["policy"][decoders[0]])
     lines = [
         f"share of {puzzles} puzzles solved, in per cent +- standard error",

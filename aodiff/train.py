@@ -105,9 +105,18 @@ def restore(setup: Setup, workdir: pathlib.Path, params: str) -> tuple[int, str,
     checkpoint.check_same_run(
         stored, setup.config, stored["fingerprint"], workdir, checkpoint.MODEL_IDENTITY
     )
-    now = found.state(step, setup.abstract)
-    trained_on = stored["config"]["data"]["name"]
-    return step, trained_on, now.ema_params if params == "ema" else now.params, now.extra
+    place = "ema_params" if params == "ema" else "params"
+    model = found.part(step, place, setup.abstract.params)
+    extra = setup.abstract.extra
+    if scratch := getattr(setup.method, "scratch", ()):
+        extra = {
+            name: found.part(step, f"extra.{name}", like)
+            for name, like in extra.items()
+            if name not in scratch
+        }
+    elif jax.tree.leaves(extra):
+        extra = found.part(step, "extra", extra)
+    return step, stored["config"]["data"]["name"], model, extra
 
 
 def train(

@@ -133,7 +133,7 @@ class Tabular:
     def init(self, key: jax.Array, length: int) -> dict:
         return {"table": jnp.zeros((len(STATES), length))}
 
-    def features(self, logits, masked, given):
+    def features(self, logits, masked, given, live):
         """One-hot (B, n, states): the state whose logits these are."""
         known = jnp.asarray(LOGP(self.strength).reshape(len(STATES), -1), jnp.float32)
         far = jnp.abs(known[None] - logits.reshape(len(logits), 1, -1)).max(-1)

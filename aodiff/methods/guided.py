@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 
 from aodiff.config import ConfigError
-from aodiff.core import trajectories
+from aodiff.core import corruption, trajectories
 from aodiff.core.schedules import make_schedule
 from aodiff.core.trajectories import Choose, Trajectory
 from aodiff.data import DataInfo
@@ -67,14 +67,16 @@ class Guided:
     def seq_len(self) -> int:
         return self.denoiser.seq_len
 
-    def choose(self, policy: Params, given: jax.Array, sampled: bool) -> Choose:
-        """The policy, sampled or at its most likely, for rows of which `given` is known.
+    def choose(self, policy: Params, batch: Batch, sampled: bool) -> Choose:
+        """The policy, sampled or at its most likely, for the rows of a batch.
 
         It keeps `features` (B, n, F) and `logv` (B,), the log probability of its choice.
         """
 
+        live = corruption.live(batch["length"], self.seq_len)
+
         def choose(logits: jax.Array, hidden: jax.Array, keys: jax.Array):
-            features = self.policy.features(logits, hidden, given)
+            features = self.policy.features(logits, hidden, batch["given"], live)
             logv = log_policy(self.policy.scores(policy, features), hidden)
             pick = trajectories.draw if sampled else lambda logv, hidden, keys: best(logv, hidden)
             action = pick(logv, hidden, keys)
@@ -111,7 +113,7 @@ class Guided:
 
         def fn(params: Params, batch: Batch, key: jax.Array, extra: Any) -> Scores:
             denoiser, policy = split(params, extra)
-            choose = self.choose(policy, batch["given"], sampled)
+            choose = self.choose(policy, batch, sampled)
             return self.denoiser.along(denoiser, lambda _: choose, batch, key, self.steps, draws)
 
         kind = "exact, one position per call, the policy at its most likely"
@@ -134,7 +136,8 @@ class Guided:
 
     def _guide(self, policy: Params, given: jax.Array) -> denoise.Policy:
         def scores(logits: jax.Array, masked: jax.Array, length: jax.Array) -> jax.Array:
-            return self.policy.scores(policy, self.policy.features(logits, masked, given))
+            live = corruption.live(length, masked.shape[1])
+            return self.policy.scores(policy, self.policy.features(logits, masked, given, live))
 
         return scores
 

@@ -8,8 +8,17 @@ from aodiff.nn.mdm import MDM, MDMConfig
 
 
 def build_model(config, info: DataInfo) -> MDM:
-    """The denoiser of `config.model` for the vocabulary and length of the data."""
+    """The denoiser of `config.model` for the vocabulary and length of the data.
+
+    Raises:
+      ConfigError, ValueError: a model that cannot be built, or whose mask is a symbol of the data.
+    """
     m = config.model
+    if m.mask_id is not None and info.tokenizer is None and m.mask_id < info.vocab_size:
+        raise ConfigError(
+            f"model.mask_id={m.mask_id} is one of the {info.vocab_size} symbols of {info.name}; "
+            "leave it at None, or use an id beyond them"
+        )
     return MDM(
         MDMConfig(
             vocab_size=info.vocab_size,

@@ -34,6 +34,7 @@ class SASMethod:
       inner_epochs: training steps on the same trajectories.
       clip: of the ratio of new to old probabilities. advantage: a key of `ADVANTAGES`.
       kl: weight of the divergence from the policy at the start, in nats per step.
+      scratch: entries of `extra` that only training reads.
     """
 
     guided: Guided
@@ -44,6 +45,7 @@ class SASMethod:
     advantage: str
     kl: float
     refresh_every: int = 0
+    scratch: tuple[str, ...] = ("rollout",)
 
     @classmethod
     def from_config(cls, config, info: DataInfo) -> "SASMethod":
@@ -115,7 +117,7 @@ class SASMethod:
         keys = rng.example_keys(key, jnp.arange(batch["tokens"].shape[0]))
         keys = jax.vmap(lambda k: jax.random.split(k, self.group))(keys)
         copies = jax.tree.map(lambda x: jnp.repeat(x, self.group, axis=0), batch)
-        choose = self.guided.choose(params, copies["given"], sampled=True)
+        choose = self.guided.choose(params, copies, sampled=True)
         path = self.guided.follow(denoiser, choose, copies, keys.reshape(-1))
         path = jax.tree.map(
             lambda x: jnp.moveaxis(x, 0, 1).reshape(

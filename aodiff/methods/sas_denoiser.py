@@ -83,7 +83,7 @@ class SASDenoiserMethod:
         self, params: Params, policy: Params, batch: Batch, keys: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """A uniformly random step of a sampled trajectory of each row: hidden and weight (B, n)."""
-        choose = self.guided.choose(policy, batch["given"], sampled=True)
+        choose = self.guided.choose(policy, batch, sampled=True)
 
         def law(logits, hidden, keys):
             action, kept = choose(logits, hidden, keys)

@@ -60,9 +60,9 @@ def board_features(logits: jax.Array, masked: jax.Array, peers: np.ndarray) -> j
 
 
 def text_features(
-    logits: jax.Array, masked: jax.Array, given: jax.Array, eos: int | None
+    logits: jax.Array, masked: jax.Array, given: jax.Array, live: jax.Array, eos: int | None
 ) -> jax.Array:
-    """Features of the positions of a text (B, n, 16) float32.
+    """Features of the positions of a text (B, n, 16) float32, all 0 where it is padding.
 
     Log of the top probability / `SCALE`, the top 3 probabilities, margin, entropy / ln V,
     probability of the end of the sequence and whether it is the most likely token, masked, given,
@@ -70,7 +70,8 @@ def text_features(
     on the right, masked fraction and mean entropy within `NEAR`, masked fraction of all to write.
 
     Args:
-      logits: (B, n, V) float32. masked, given: (B, n) bool; given is the prompt.
+      logits: (B, n, V) float32. masked, given, live: (B, n) bool; given is the prompt, and what is
+        not live is padding.
       eos: id of the end of the sequence; None: there is none.
     """
     logp, prob, entropy = _law(logits)
@@ -78,8 +79,9 @@ def text_features(
     top = jnp.exp(jax.lax.top_k(logp, 3)[0])
     ends = jnp.zeros_like(entropy) if eos is None else prob[..., eos]
     is_end = (jnp.argmax(logp, axis=-1) == (-1 if eos is None else eos)) & masked
-    write = jnp.maximum(jnp.sum(~given, axis=1, keepdims=True), 1).astype(jnp.float32)
-    place = (jnp.cumsum(~given, axis=1) - 1) / write
+    open_ = live & ~given
+    write = jnp.maximum(jnp.sum(open_, axis=1, keepdims=True), 1).astype(jnp.float32)
+    place = (jnp.cumsum(open_, axis=1) - 1) / write
     near = jnp.asarray(np.abs(np.subtract.outer(np.arange(n), np.arange(n))) <= NEAR, jnp.float32)
     hidden = masked.astype(jnp.float32)
     hidden_near = hidden @ near
@@ -95,11 +97,12 @@ def text_features(
         place,
         _distance(masked),
         _distance(masked[:, ::-1])[:, ::-1],
-        hidden_near / near.sum(1)[None],
+        hidden_near / jnp.maximum(live.astype(jnp.float32) @ near, 1.0),
         jnp.where(masked, entropy, 0.0) @ near / jnp.maximum(hidden_near, 1.0) / np.log(vocab),
         jnp.broadcast_to(jnp.sum(hidden, axis=1, keepdims=True) / write, entropy.shape),
     ]
-    return jnp.stack([c.astype(jnp.float32) for c in columns], axis=-1)
+    found = jnp.stack([c.astype(jnp.float32) for c in columns], axis=-1)
+    return jnp.where(live[..., None], found, 0.0)
 
 
 def _law(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -137,7 +140,10 @@ class RevealMLP(nn.Module):
 
 
 class RevealTransformer(nn.Module):
-    """A linear layer, one pre-norm bidirectional block with rotary positions, a linear layer."""
+    """A linear layer, one pre-norm bidirectional block with rotary positions, a linear layer.
+
+    A position whose features are all 0 is padding, which no other sees.
+    """
 
     width: int
 
@@ -148,9 +154,10 @@ class RevealTransformer(nn.Module):
         shape = dict(vocab_size=1, seq_len=n, num_layers=1, num_heads=HEADS, position="rope")
         cfg = MDMConfig(**shape, width=self.width, mlp="gelu", attention="auto", kernel_std=0.1)
         x = features.astype(jnp.float32).reshape(-1, n, features.shape[-1])
+        segments = jnp.where(jnp.any(x != 0, axis=-1), 0, -1)
         x = _dense(self.width, "first")(x)
         rope = rotary(jnp.arange(n)[None], cfg.head_dim)
-        x, _ = Block(cfg, name="block")(x, segment_mask(jnp.zeros((1, n), jnp.int32)), rope)
+        x, _ = Block(cfg, name="block")(x, segment_mask(segments), rope)
         return _zero(Norm("rms", None, name="norm")(x)).reshape(*lead, n)
 
 
@@ -191,19 +198,21 @@ class RevealPolicy:
         """Parameters boxed with logical axes, for rows of `length` positions."""
         blank = jnp.zeros((1, length), bool)
         logits = jnp.zeros((1, length, self.vocab_size))
-        return self.net.init(key, self.features(logits, blank, blank))
+        return self.net.init(key, self.features(logits, blank, blank, ~blank))
 
-    def features(self, logits: jax.Array, masked: jax.Array, given: jax.Array) -> jax.Array:
+    def features(
+        self, logits: jax.Array, masked: jax.Array, given: jax.Array, live: jax.Array
+    ) -> jax.Array:
         """(B, n, F) bfloat16; they are kept for whole trajectories.
 
         Args:
-          logits: (B, n, at least V) float32. masked, given: (B, n) bool.
+          logits: (B, n, at least V) float32. masked, given, live: (B, n) bool.
         """
         logits = logits[..., : self.vocab_size]
         if self.groups:
             found = board_features(logits, masked, board_peers(self.groups))
         else:
-            found = text_features(logits, masked, given, self.eos)
+            found = text_features(logits, masked, given, live, self.eos)
         return found.astype(jnp.bfloat16)
 
     def scores(self, params: dict, features: jax.Array) -> jax.Array:

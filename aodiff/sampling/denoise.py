@@ -286,12 +286,14 @@ def _skip_idle(state: State, keys: jax.Array, decoder: Decoder, mask_id: int) ->
 
 
 def _crop(state: State, decoder: Decoder) -> State:
-    """Cuts rows off after the first end that they wrote."""
+    """Cuts rows off after the first end that they wrote, never before the last given position."""
     if not decoder.crop:
         return state
-    ends = _is_in(state.tokens, decoder.crop) & ~state.fixed & live(state)
+    at = jnp.arange(state.tokens.shape[1])[None]
+    reach = jnp.max(jnp.where(state.fixed, at + 1, 0), axis=1)
+    ends = _is_in(state.tokens, decoder.crop) & (state.when >= 0) & (at >= reach[:, None])
     after = jnp.argmax(ends, axis=1).astype(jnp.int32) + 1
-    cropped = jnp.any(ends, axis=1) & (after < state.length)
+    cropped = jnp.any(ends & live(state), axis=1) & (after < state.length)
     return state.replace(
         length=jnp.where(cropped, after, state.length), cropped=state.cropped | cropped
     )

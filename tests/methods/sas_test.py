@@ -300,7 +300,7 @@ def test_decoding_follows_the_policy():
     def best(masked):
         shown = jnp.where(masked, m.guided.denoiser.model.cfg.mask, own.tokens)
         logits = m.guided.denoiser.denoise(extra["denoiser"], shown, batch["length"])
-        features = m.guided.policy.features(logits, masked, batch["given"])
+        features = m.guided.policy.features(logits, masked, batch["given"], masked | True)
         scores = m.guided.policy.scores(params, features)
         return jnp.argmax(jnp.where(masked, scores, -jnp.inf), axis=1)
 

@@ -57,7 +57,7 @@ def test_features_of_a_text_by_hand():
     logits, masked = case(40, 6)
     given = jnp.broadcast_to(jnp.arange(40)[None] < 10, masked.shape)
     masked = masked & ~given
-    found = np.asarray(text_features(logits, masked, given, 5))
+    found = np.asarray(text_features(logits, masked, given, masked | True, 5))
     assert found.shape == (3, 40, 16)
     prob, entropy = laws(logits)
     hidden = np.asarray(masked)
@@ -78,7 +78,7 @@ def test_features_of_a_text_by_hand():
             hidden[b].sum() / 30,
         ]
         np.testing.assert_allclose(found[b, i], expected, rtol=1e-4, atol=1e-5)
-    none = np.asarray(text_features(logits, masked, given, None))
+    none = np.asarray(text_features(logits, masked, given, masked | True, None))
     assert not np.any(none[:, :, 6:8])
 
 
@@ -89,7 +89,7 @@ def test_a_fresh_policy_is_uniform_or_its_prior(net, prior):
     logits, masked = case(16, 4)
     params = jax.jit(policy.init, static_argnums=1)(jax.random.key(0), 16)
     given = ~masked
-    scores = policy.scores(params, policy.features(logits, masked, given))
+    scores = policy.scores(params, policy.features(logits, masked, given, masked | True))
     chance = np.asarray(jnp.exp(log_policy(scores, masked)))
     hidden = np.asarray(masked)
     top = laws(logits)[0].max(-1) ** prior * hidden
@@ -107,7 +107,7 @@ def test_only_the_policy_with_cells_tells_equal_cells_apart():
         policy = RevealPolicy(RevealMLP(8, cells), 4, GROUPS)
         params = policy.init(jax.random.key(0), 16)
         params = jax.tree.map(lambda x: x + 0.1, params)
-        scores = policy.scores(params, policy.features(logits, masked, ~masked))
+        scores = policy.scores(params, policy.features(logits, masked, ~masked, masked | True))
         assert (np.ptp(np.asarray(scores)) > 1e-3) == bool(cells)
 
 
@@ -116,6 +116,23 @@ def test_gradients_are_finite_where_one_position_is_left():
     logits, _ = case(16, 4)
     masked = jnp.arange(16)[None] == jnp.array([[3], [20], [5]])  # the second row has none
     params = policy.init(jax.random.key(0), 16)
-    features = policy.features(logits, masked, ~masked)
+    features = policy.features(logits, masked, ~masked, masked | True)
     loss = lambda p: jnp.sum(jnp.exp(log_policy(policy.scores(p, features), masked))[:, 3])
     assert all(np.all(np.isfinite(g)) for g in jax.tree.leaves(jax.grad(loss)(params)))
+
+
+@pytest.mark.parametrize("net", [RevealMLP(8), RevealTransformer(16)])
+def test_padding_changes_no_score(net):
+    """Rows of 24 positions alone, and as the beginning of rows of 40 with anything behind them."""
+    policy = RevealPolicy(net, 6, eos=5)
+    logits, masked = case(40, 6)
+    live = jnp.arange(40)[None] < 24 + 0 * masked
+    masked, given = masked & live, jnp.arange(40)[None] < 5 + 0 * masked
+    masked = masked & ~given
+    params = policy.init(jax.random.key(0), 24)
+    params = jax.tree.map(lambda x: x + 0.1, params)
+    cut = [x[:, :24] for x in (logits, masked, given, live)]
+    alone = policy.scores(params, policy.features(*cut))
+    for behind in (logits, logits + jnp.where(live, 0.0, 7.0 * jnp.cos(jnp.arange(40)))[..., None]):
+        padded = policy.scores(params, policy.features(behind, masked, given, live))
+        np.testing.assert_allclose(padded[:, :24], alone, atol=2e-6)
