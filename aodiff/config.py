@@ -121,7 +121,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             crop=False,  # a row ends where it writes that id; what is masked before is filled
             canvas=(),  # (positions to write at first, at most); (): all of a row
             grow="none",  # or "carve", "daedal": how rows get from the first to the second
-            carve=dict(growth=16, interval=16, window=8, tau=0.02),
+            carve=dict(growth=16, interval=16, window=8, tau=0.02, decided=False),
             daedal=dict(growth=8, window=32, enough=0.5, sure=0.9, unsure=0.1),
             params="ema",
             prompt="",  # text to keep; the model writes the rest

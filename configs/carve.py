@@ -2,7 +2,7 @@
 
   python -m aodiff.main --config=configs/carve.py[:preset]
 
-Trains a small denoiser on questions with answers of 1 to 43 letters, then answers held-out questions
+Trains a small denoiser on questions with answers of 1 to 42 digits, then answers held-out questions
 on fixed canvases of several lengths, with always-accepted growth, with CARVE and with DAEDAL, each
 with and without stopping at the end symbol. The table is printed last, canvas.png draws it.
 
@@ -27,7 +27,8 @@ UNFOLD = {
     "data.name": "unfold",
     "data.seq_len": 48,
     "data.eval_rows": 500,
-    "model.num_layers": 4,
+    "method.canvas": (0.5, 8),
+    "model.num_layers": 3,
     "model.width": 64,
     "model.mlp": "gelu",
     "model.position": "rope",
@@ -35,24 +36,24 @@ UNFOLD = {
     "optim.lr": 3e-3,
     "optim.weight_decay": 0.01,
     "optim.ema_decay": 0.99,
-    "train.global_batch": 64,
-    "train.num_steps": 1200,
-    "checkpoint.every": 500,
-    "log.every": 100,
+    "train.global_batch": 32,
+    "train.num_steps": 3000,
+    "checkpoint.every": 1000,
+    "log.every": 250,
     "eval.orders": ("own",),
     "eval.batch": 100,
     "eval.split": "test",
     "eval.measures": ("canvas",),
     "eval.samples": 500,
-    "eval.canvases": (12, 20, 28, 36, 44),
-    "sample.order": "confidence",
-    "sample.eos": "last",
+    "eval.canvases": (11, 19, 27, 35, 43),
+    "sample.order": "l2r",
     "sample.crop": True,
     "sample.temperature": 0.0,
-    "sample.canvas": (20, 44),
+    "sample.canvas": (21, 43),
     "sample.grow": "carve",
-    "sample.carve.growth": 8,
-    "sample.carve.interval": 8,
+    "sample.carve.growth": 4,
+    "sample.carve.interval": 4,
+    "sample.carve.window": 4,
     "sample.daedal.window": 8,
 }
 LLADA_CARVE = LLADA | {
@@ -61,6 +62,7 @@ LLADA_CARVE = LLADA | {
     "sample.carve.interval": 1,
     "sample.carve.window": 8,
     "sample.carve.tau": 0.02,
+    "sample.carve.decided": True,
     "sample.block": 64,
     "sample.eos": "last",
     "sample.temperature": 0.03,
@@ -71,6 +73,7 @@ DREAM_CARVE = DREAM | {
     "sample.carve.interval": 16,
     "sample.carve.window": 12,
     "sample.carve.tau": 0.02,
+    "sample.carve.decided": True,
     "sample.canvas": (64, 128),
     "sample.temperature": 0.04,
     "sample.top_k": 50,
@@ -87,8 +90,8 @@ PRESETS = {
         "checkpoint.every": 30,
         "eval.batch": 40,
         "eval.samples": 40,
-        "eval.canvases": (10, 20),
-        "sample.canvas": (10, 20),
+        "eval.canvases": (9, 19),
+        "sample.canvas": (9, 19),
         "sample.carve.growth": 5,
         "sample.carve.interval": 4,
         "sample.carve.window": 4,

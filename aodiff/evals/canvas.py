@@ -150,17 +150,16 @@ def table(numbers: Mapping[str, float]) -> str:
             f"{n['gflops']:>9.4f}{share:>7.2f}{n['calls']:>7.1f}{n['canvas']:>8.1f}"
             f"{n['written']:>9.1f}{n['cut']:>7.3f}"
         )
-    return "\n".join([*lines, saving(numbers)])
+    carve = [name for name in names(numbers) if name.startswith("CARVE") and name.endswith(CROP)]
+    return "\n".join([*lines, *(saving(numbers, name) for name in carve)])
 
 
-def saving(numbers: Mapping[str, float]) -> str:
-    """How the FLOPs that CARVE with crop saves of the best fixed canvas split in two."""
+def saving(numbers: Mapping[str, float], name: str) -> str:
+    """How what a way with crop saves of the FLOPs of the best fixed canvas splits in two."""
     best = best_fixed(numbers)
-    whole, cropped, grown = (
-        numbers[f"{name}/gflops"] for name in (best, best + CROP, "CARVE 0.02" + CROP)
-    )
+    whole, cropped, grown = (numbers[f"{n}/gflops"] for n in (best, best + CROP, name))
     return (
-        f"CARVE 0.02{CROP} saves {1 - grown / whole:.1%} of the FLOPs of {best}: crop alone "
+        f"{name} saves {1 - grown / whole:.1%} of the FLOPs of {best}: crop alone "
         f"{1 - cropped / whole:.1%}, growth the other {(cropped - grown) / whole:.1%}, which is "
         f"{1 - grown / cropped:.1%} of {best}{CROP}."
     )

@@ -27,12 +27,16 @@ class Carve:
       window: even width of the windows whose entropies are summed to find the place.
       tau: nats; a longer row is kept if its predictions moved by less on average. 0: rows never
         grow; more than log 2: they always do.
+      decided: whether positions that are decided count with the entropy that the network has there
+        (the paper's), or as certain: a model that never learned to predict what it sees has
+        entropies there that mean nothing, and masks then tear apart what is written.
     """
 
     growth: int = 16
     interval: int = 16
     window: int = 8
     tau: float = 0.02
+    decided: bool = False
 
     def __post_init__(self):
         for name, low in (("growth", 0), ("interval", 1), ("window", 2)):
@@ -62,12 +66,12 @@ def carve(denoise: Denoise, options: Carve, mask_id: int, most: jax.Array, block
     def trial(state: State, logits: jax.Array, wants: jax.Array) -> tuple[State, jax.Array]:
         number = jnp.where(wants, jnp.minimum(options.growth, most - state.length), 0)
         end = jnp.minimum(state.block_end, state.length)
-        after = canvas.densest(-neg_entropy(logits), state.block_start, end, options.window)
+        masked = masked_positions(state, mask_id)
+        entropy = jnp.where(masked | options.decided, -neg_entropy(logits), 0.0)
+        after = canvas.densest(entropy, state.block_start, end, options.window)
         longer = spend(canvas.insert(state, after, number, mask_id), wants)
         other = denoise(longer.tokens, longer.length).astype(jnp.float32)
-        moved = canvas.shift(
-            logits, canvas.aligned(other, after, number), masked_positions(state, mask_id)
-        )
+        moved = canvas.shift(logits, canvas.aligned(other, after, number), masked)
         longer = longer.replace(
             block_end=longer.block_end + number,
             used=longer.used - number if blocks else longer.used,

@@ -124,16 +124,19 @@ def test_tokens_come_from_the_branch_that_is_kept(tau, written):
     assert (out.tokens[:, 1:written] == written).all()
 
 
-def test_masks_go_where_the_model_knows_least():
-    """It is sure of all but positions 5 to 8; only the last position is masked as yet."""
+@pytest.mark.parametrize(("decided", "first"), [(True, 7), (False, 10)])
+def test_masks_go_where_the_model_knows_least(decided, first):
+    """It is sure of all but positions 5 to 8; only the last position, 11, is masked as yet."""
     at = jnp.arange(16)
     sure = jnp.where((at >= 5) & (at <= 8), 0.1, 9.0)
     logits = (jax.nn.one_hot(at % V, V + 1) * sure[:, None])[None]
     state = begin(at[None], at[None] < 2, block=0, mask_id=V, length=jnp.array([12]))
     state = state.replace(tokens=jnp.where(at < 11, 1, state.tokens))
-    grow = carve(lambda t, n: logits, Carve(4, 1, 4, 9.0), V, jnp.array([16]), blocks=False)
+    grow = carve(
+        lambda t, n: logits, Carve(4, 1, 4, 9.0, decided), V, jnp.array([16]), blocks=False
+    )
     grown, _ = grow(state, logits, None)
-    assert np.flatnonzero(grown.tokens[0] == V).tolist() == [7, 8, 9, 10, 15]
+    assert np.flatnonzero(grown.tokens[0] == V).tolist() == [*range(first, first + 4), 15]
 
 
 @pytest.mark.parametrize(("block", "temperature"), [(0, 1.0), (4, 0.0)])
