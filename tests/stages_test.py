@@ -123,6 +123,24 @@ def test_a_policy_for_another_denoiser_is_refused(done, tmp_path):
         train.train(config, tmp_path / "second")
 
 
+def test_a_second_stage_of_an_older_policy_is_refused(done, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(done, again)
+    with pytest.raises(ConfigError, match="second_stage holds a run for another policy"):
+        stages.run(tiny(**{"train.num_steps": 6}), again)
+    with pytest.raises(ConfigError, match="is for single runs"):
+        stages.run(tiny(**{"checkpoint.resume_from": str(done)}), tmp_path / "new")
+
+
+def test_a_policy_is_judged_on_other_puzzles_than_it_learned_from(done):
+    other = {"data.clues": (14, 14), "train.global_batch": 4}
+    config = stages.configs(tiny(**other), done)[done]
+    step, _, params, extra = train.restore(train.set_up(config), done, "raw")
+    whole = last_state(stages.configs(tiny(), done)[done], done)[1]
+    assert step == 5 and set(extra) == {"denoiser"}
+    assert equal(params, whole.params) and equal(extra["denoiser"], whole.extra["denoiser"])
+
+
 def test_a_policy_without_a_denoiser_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="begins with a trained model"):
         train.train(tiny(), tmp_path)

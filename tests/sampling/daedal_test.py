@@ -1,5 +1,7 @@
 """DAEDAL on made-up logits: end confidence, growth before and while a row is written."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,7 @@ def ends_after(written):
     return denoise
 
 
-def run(options, denoise, length=4, most=CAPACITY, batch=1):
+def run(options, denoise, length=4, most=CAPACITY, batch=1, decoder=DECODER):
     tokens = jnp.zeros((batch, CAPACITY), jnp.int32)
     given = jnp.broadcast_to(jnp.arange(CAPACITY)[None] < 2, tokens.shape)
     grow = daedal(denoise, options, MASK, END, jnp.full(batch, most))
@@ -44,7 +46,7 @@ def run(options, denoise, length=4, most=CAPACITY, batch=1):
             keys,
             tokens,
             given,
-            DECODER,
+            decoder,
             mask_id=MASK,
             length=jnp.full(batch, length),
             grow=grow,
@@ -152,3 +154,14 @@ def test_choices_that_make_no_sense():
         Daedal(growth=0)
     with pytest.raises(ValueError, match=r"sample.daedal.sure=1.5 is no probability"):
         Daedal(sure=1.5)
+
+
+def test_its_own_end_symbols_crop_no_row():
+    """Rows have end symbols that nothing wrote, put there when their length was found."""
+    options, denoise = Daedal(growth=2, window=4), ends_after(9)
+    whole = run(options, denoise)
+    cropped = run(options, denoise, decoder=dataclasses.replace(DECODER, crop=(END,)))
+    assert whole.lengths[0] > 10 and cropped.lengths[0] == 10
+    np.testing.assert_array_equal(cropped.tokens[0, :10], whole.tokens[0, :10])
+    one = dataclasses.replace(DECODER, schedule="one", crop=(END,))
+    assert run(options, denoise, decoder=one).calls[0] >= 7  # a call for each symbol it wrote

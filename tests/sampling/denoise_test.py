@@ -477,3 +477,13 @@ def test_parts_that_do_not_fit_are_refused():
         assert decoder.monotone != bool(decoder.remask)
         with pytest.raises(ValueError, match="rows cannot grow"):
             run(decoder, grow=identity)
+
+
+def test_a_given_suffix_is_never_cut_off():
+    def ends(tokens, length):
+        """Sure of the end, id 2, everywhere."""
+        return jnp.broadcast_to(20.0 * (jnp.arange(V + 1) == 2), (*tokens.shape, V + 1))
+
+    given = np.arange(8)[None] >= [[6], [8]]
+    out = run(Decoder("l2r", "one", 8, crop=(2,)), given, np.full((2, 8), 1), denoise=ends)
+    assert out.lengths.tolist() == [8, 1] and out.tokens[0, 6:].tolist() == [1, 1]
