@@ -9,13 +9,31 @@ folders are those of the workdir: denoiser, second_stage, control.
 
 | preset | what | hardware, time | expected | status |
 | --- | --- | --- | --- | --- |
-| (none) | Sudoku 4x4 with 4 random clues, a small denoiser | 1 CPU core, 8 min | see below | run |
-| misleading | Sudoku 4x4 with 6 clues, a denoiser confidently wrong at 5 cells | 1 CPU core, 3 min | solved: confidence 3.1 +- 0.5 %, random 6.7 +- 0.8 %, policy 90.1 +- 0.9 % | run |
+| (none) | Sudoku 4x4 with 4 random clues, a small denoiser | 2 shared CPU cores, 15 min | see below | run |
+| misleading | Sudoku 4x4 with 6 clues, a denoiser confidently wrong at 5 cells | 2 shared CPU cores, 4 min | solved: confidence 3.0 +- 0.5 %, random 7.3 +- 0.8 %, policy 91.4 +- 0.9 %, sampled 90.5 +- 0.9 % | run |
 | smoke | Sudoku 4x4, tiny | 1 CPU core, 2 min | runs | run |
 | sudoku9 | Sudoku 9x9, denoiser of 7 M parameters | 1 accelerator; 5e16 FLOP for the denoiser, 5e16 for the policy | | not run |
 | sudoku_1b | Sudoku 9x9 of a file, denoiser of 1.1 B parameters | 8 chips of 32 GB | published: 82.0 % by confidence, 91.8 % by the policy, 97.5 % after the second stage | not run |
 | llada_8b_gsm8k | LLaDA-8B-Instruct on grade-school mathematics, 512 positions at once | 16 chips of 32 GB; 3e17 FLOP per 64 trajectories | published: pass@1 64 % by confidence, 76 % by the policy | not run |
 | llada_8b_mbpp | the same on short programs | same | published: pass@1 39.5 %, 41 % | not run |
+
+(none), one seed, share of 4000 puzzles solved that come from 36 unseen grids: random 60.4 %, l2r
+70.1 %, margin 95.5 %, confidence 95.7 %, entropy 99.1 %, policy 99.75 %, sampled 99.75 %. Paired by
+puzzle the policy is ahead of entropy, the best of the others, by 0.62 +- 0.17 and of confidence by
+4.05 +- 0.33. Of the first 1000 puzzles, by policy, second stage, control (150 steps each):
+
+| decoder | policy's denoiser | second stage | control |
+| --- | --- | --- | --- |
+| random | 59.7 +- 1.6 | 46.7 +- 1.6 | 62.9 +- 1.5 |
+| confidence | 95.9 +- 0.6 | 98.8 +- 0.3 | 95.9 +- 0.6 |
+| entropy | 99.0 +- 0.3 | 99.5 +- 0.2 | 98.8 +- 0.3 |
+| policy | 99.7 +- 0.2 | 99.7 +- 0.2 | 100.0 +- 0.0 |
+
+The second stage helps confidence and margin (2.9 +- 0.6 and 2.7 +- 0.6 over the control), hurts
+random orders, and does nothing for the policy itself that as many random masks do not.
+
+On 9x9 (denoiser of 0.2 M parameters, 2500 steps; 500 puzzles of one solution with 28 to 31 clues) a
+policy of 80 iterations reaches 69.4 +- 2.1 %, margin 74.2 +- 2.0 %: it does not win there.
 
 The presets of 1 and 8 billion parameters need weights and say so. Prompts need data with
 `prompt_len`. sudoku9 may begin with a run of configs/mdm.py:sudoku_6m, which is the same model.
@@ -41,7 +59,7 @@ SUDOKU4 = POLICY | {
     "data.seq_len": 16,
     "data.clues": (4, 4),
     "data.train_rows": 1000,
-    "data.eval_rows": 1000,
+    "data.eval_rows": 4000,
     "model.num_layers": 2,
     "model.width": 48,
     "model.position": "grid",
@@ -57,11 +75,11 @@ SUDOKU4 = POLICY | {
     "checkpoint.every": 400,
     "log.every": 80,
     "eval.orders": ("own", "greedy", "any", "confidence", "entropy"),
-    "eval.batch": 100,
+    "eval.batch": 400,
     "eval.split": "test",
     "eval.measures": ("sudoku",),
     "eval.decoders": (*HEURISTICS, "own", "sampled"),
-    "eval.samples": 1000,
+    "eval.samples": 4000,
 }
 SUDOKU9 = {  # the data and the model of configs/mdm.py:sudoku_6m
     "data.name": "sudoku",
@@ -122,6 +140,9 @@ PRESETS = {
     | SUDOKU9
     | {
         "data.clues": (25, 35),
+        "data.eval_rows": 1000,
+        "eval.samples": 1000,
+        "eval.batch": 100,
         "method.policy_width": 128,
         "stages.denoiser.steps": 30_000,
         "stages.denoiser.batch": 512,
@@ -150,6 +171,7 @@ PRESETS = {
         "model.dtype": "bfloat16",
         "method.policy_width": 128,
         "stages.denoiser.steps": 0,
+        "eval.samples": 1000,
         "eval.batch": 96,
         "stages.second.lr": 1e-5,
         "stages.second.steps": 1000,
