@@ -19,13 +19,6 @@ with and without stopping at the end symbol. The table is printed last, canvas.p
 fixed canvas, 35 positions: fixed 27 0.842 +- 0.016 at 0.61, fixed 35 0.852 +- 0.016 at 1, fixed 43
 0.822 +- 0.017 at 1.50; with crop the same answers at 0.23, 0.30, 0.37. CARVE (0.02) with crop 0.868
 +- 0.015 at 0.30, (0.05) 0.872 +- 0.015 at 0.33, always accepted the same; paired with fixed 35 they
-are ahead by 0.016 +- 0.010 and 0.020 +- 0.007. All of the saving is the crop's: growth alone, 0.30
-against 0.30, saves nothing here. DAEDAL and thresholds, which write what is likely at once, fail.
-
-(none), one seed, 500 held-out questions, exact answers and FLOPs as a share of those of the best
-fixed canvas, 35 positions: fixed 27 0.842 +- 0.016 at 0.61, fixed 35 0.852 +- 0.016 at 1, fixed 43
-0.822 +- 0.017 at 1.50; with crop the same answers at 0.23, 0.30, 0.37. CARVE (0.02) with crop 0.868
-+- 0.015 at 0.30, (0.05) 0.872 +- 0.015 at 0.33, always accepted the same; paired with fixed 35 they
 are ahead by 0.016 +- 0.010 and 0.020 +- 0.007. All of the saving is the crop's: with it CARVE and
 fixed 35 cost the same. DAEDAL and thresholds, which write what is likely at once, fail.
 
