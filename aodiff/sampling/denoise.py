@@ -102,7 +102,7 @@ class Decoder:
     @property
     def rule(self) -> tuple[str, float]:
         """Name and number of the schedule."""
-        match = re.fullmatch(r"(\w+)\(([\d.]+)\)", self.schedule)
+        match = re.fullmatch(r"(\w+)\((\d*\.?\d+)\)", self.schedule)
         name, number = (match[1], float(match[2])) if match else (self.schedule, 0.0)
         return (name if bool(match) == (name in policies.WITH_NUMBER) else "", number)
 

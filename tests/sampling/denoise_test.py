@@ -451,6 +451,7 @@ def test_a_given_mask_id_stays():
         ("noise -1", dict(noise=-1.0)),
         ("topk, p2", dict(remask="all")),
         ("needs confidence", dict(remask="p2", score="policy")),
+        ("1.2.3.* is unknown", dict(schedule="threshold(1.2.3)")),
         ("needs confidence", dict(remask="p2", schedule="threshold(0.9)")),
         ("blocks, crop", dict(remask="topk", crop=(1,))),
         ("divisor", dict(block=3)),
