@@ -35,6 +35,24 @@ policy of 80 iterations reaches 69.4 +- 2.1 %, margin 74.2 +- 2.0 %: it does not
 
 The presets of 1 and 8 billion parameters need weights and say so. Prompts need data with
 `prompt_len`. sudoku9 may begin with a run of configs/mdm.py:sudoku_6m, which is the same model.
+
+(none), per cent of 4000 puzzles of 36 unseen grids that are solved, any valid solution:
+
+                  random    l2r  entropy  margin  confidence  policy  policy, sampled
+  denoiser          60.4   70.1     99.1    95.5        95.7    99.8             99.8
+  second stage      47.9   65.3     99.7    99.0        99.3    99.7             99.7
+  its control       62.6   69.9     98.9    95.5        95.7   100.0            100.0
+
+Standard errors are 0.8 at 60 %, 0.3 at 95.5 %, 0.1 near 100 %. Paired by puzzle, the policy solves
+0.6 +- 0.2 more than the best heuristic (entropy); the grids as units: 3.5 standard errors. Seeds 1,
+2 and 3 have -0.2 +- 0.2, 0.0 +- 0.2 and 0.1 +- 0.2: over denoisers it is 0.1 +- 0.2 above entropy,
+a tie, 3.2 +- 0.4 above margin and 2.9 +- 0.4 above confidence. What it is trained for, the nats of
+the stated solution per cell, is 0.121 against 0.144 (entropy), 0.150 (confidence) and 0.215
+(random). With 100 steps of denoiser and unique solutions (data.unique) it is 0.0 +- 0.2 and
+0.5 +- 0.2 above the best heuristic; with 80 steps and random clues, where many solutions count and
+one is taught, it is 12 +- 1 below (73 against 85 by margin) at the best likelihood of all. The
+second stage helps orders it has seen (confidence 3.6 +- 0.3 above the control) and hurts the others
+(random 14.7 +- 0.9 below); in the policy's own order it is 0.3 +- 0.1 below the control.
 """
 
 from aodiff.config import ConfigError, base
