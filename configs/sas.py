@@ -17,22 +17,6 @@ folders are those of the workdir: denoiser, second_stage, control.
 | llada_8b_gsm8k | LLaDA-8B-Instruct on grade-school mathematics, 512 positions at once | 16 chips of 32 GB; 3e17 FLOP per 64 trajectories | published: pass@1 64 % by confidence, 76 % by the policy | not run |
 | llada_8b_mbpp | the same on short programs | same | published: pass@1 39.5 %, 41 % | not run |
 
-(none), seed 0, share of 4000 puzzles solved that come from 36 unseen grids: random 60.4 %, l2r
-70.1 %, margin 95.5 %, confidence 95.7 %, entropy 99.1 %, policy 99.75 %, sampled 99.75 %. Paired by
-puzzle the policy is ahead of entropy, the best of the others, by 0.62 +- 0.17 and of confidence by
-4.05 +- 0.33. With seed 1 it is level with entropy (-0.1 +- 0.2) and ahead of confidence by 2.2 +-
-0.3: it beats confidence and matches the best heuristic.
-
-Of the first 1000 puzzles, with the policy's denoiser, the second stage and the control
-(150 steps each): random 59.7, 46.7, 62.9; confidence 95.9, 98.8, 95.9; entropy 99.0, 99.5, 98.8;
-policy 99.7, 99.7, 100.0 (standard errors 1.6 for random, below 0.7 elsewhere).
-
-The second stage helps confidence and margin (2.9 +- 0.6 and 2.7 +- 0.6 over the control), hurts
-random orders, and does nothing for the policy itself that as many random masks do not.
-
-On 9x9 (denoiser of 0.2 M parameters, 2500 steps; 500 puzzles of one solution with 28 to 31 clues) a
-policy of 80 iterations reaches 69.4 +- 2.1 %, margin 74.2 +- 2.0 %: it does not win there.
-
 The presets of 1 and 8 billion parameters need weights and say so. Prompts need data with
 `prompt_len`. sudoku9 may begin with a run of configs/mdm.py:sudoku_6m, which is the same model.
 
@@ -53,6 +37,9 @@ the stated solution per cell, is 0.121 against 0.144 (entropy), 0.150 (confidenc
 one is taught, it is 12 +- 1 below (73 against 85 by margin) at the best likelihood of all. The
 second stage helps orders it has seen (confidence 3.6 +- 0.3 above the control) and hurts the others
 (random 14.7 +- 0.9 below); in the policy's own order it is 0.3 +- 0.1 below the control.
+
+On 9x9 (denoiser of 0.2 M parameters, 2500 steps; 500 puzzles of one solution with 28 to 31 clues) a
+policy of 80 iterations reaches 69.4 +- 2.1 %, margin 74.2 +- 2.0 %: it does not win there.
 """
 
 from aodiff.config import ConfigError, base
