@@ -9,8 +9,8 @@ folders are those of the workdir: denoiser, second_stage, control.
 
 | preset | what | hardware, time | expected | status |
 | --- | --- | --- | --- | --- |
-| (none) | Sudoku 4x4 with 4 random clues, a small denoiser | 2 shared CPU cores, 15 min | see below | run |
-| misleading | Sudoku 4x4 with 6 clues, a denoiser confidently wrong at 5 cells | 2 shared CPU cores, 4 min | solved: confidence 3.0 +- 0.5 %, random 7.3 +- 0.8 %, policy 91.4 +- 0.9 %, sampled 90.5 +- 0.9 % | run |
+| (none) | Sudoku 4x4 with 4 random clues, a small denoiser | 1 CPU core, 5 min | see below | run |
+| misleading | Sudoku 4x4 with 6 clues, a denoiser confidently wrong at 5 cells | 1 CPU core, 3 min | solved: confidence 2.7 +- 0.3 %, random 6.6 +- 0.4 %, policy 91.6 +- 0.4 %, sampled 91.2 +- 0.4 % | run |
 | smoke | Sudoku 4x4, tiny | 1 CPU core, 2 min | runs | run |
 | sudoku9 | Sudoku 9x9, denoiser of 7 M parameters | 1 accelerator; 5e16 FLOP for the denoiser, 5e16 for the policy | | not run |
 | sudoku_1b | Sudoku 9x9 of a file, denoiser of 1.1 B parameters | 8 chips of 32 GB | published: 82.0 % by confidence, 91.8 % by the policy, 97.5 % after the second stage | not run |
