@@ -4,7 +4,7 @@ import math
 
 import ml_collections
 
-from aodiff.config import MDM, METHOD_DEFAULTS, MODEL_DEFAULTS
+from aodiff.config import MDM, METHOD_DEFAULTS, MODEL_DEFAULTS, editable
 
 
 def arm(config, order: str) -> ml_collections.ConfigDict:
@@ -13,7 +13,7 @@ def arm(config, order: str) -> ml_collections.ConfigDict:
     The arm gets what OrderGPT spends on refreshes as extra steps, counted as if it refreshed until
     its latest freeze and always took all parts of a refresh.
     """
-    c = ml_collections.ConfigDict(config).copy_and_resolve_references().unlock()
+    c = editable(config)
     steps, method = c.train.num_steps, c.method
     if method.name == "ordergpt":
         refreshes = math.ceil(steps * method.shift[1] / method.refresh_every)

@@ -111,18 +111,21 @@ class Checkpoints:
         """The full state, on the shardings of `abstract`. Call it outside any mesh."""
         return self._restore(step, state=ocp.args.StandardRestore(abstract))["state"]
 
+    def parts(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
+        """Parts of the state alone, by name, on the shardings of `abstract`, their shapes."""
+        args = ocp.args.PyTreeRestore(
+            item=abstract,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+            partial_restore=True,
+        )
+        return self._restore(step, state=args)["state"]
+
     def part(self, step: int, path: str, abstract: Any) -> Any:
-        """A part of the state alone, such as "params" or "extra.denoiser", on the shardings of
-        `abstract`, its shapes."""
+        """One part, which may lie deeper, such as "params" or "extra.denoiser"; see `parts`."""
         item = abstract
         for name in reversed(path.split(".")):
             item = {name: item}
-        args = ocp.args.PyTreeRestore(
-            item=item,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-            partial_restore=True,
-        )
-        found = self._restore(step, state=args)["state"]
+        found = self.parts(step, item)
         for name in path.split("."):
             found = found[name]
         return found

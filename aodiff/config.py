@@ -271,6 +271,11 @@ def scored_splits(config) -> tuple[str, ...]:
     return (config.eval.split, *filter(None, [config.eval.report_split]))
 
 
+def editable(config) -> ml_collections.ConfigDict:
+    """An unlocked copy of a config, final or not."""
+    return ml_collections.ConfigDict(config).copy_and_resolve_references().unlock()
+
+
 def on_split(config, split: str) -> ml_collections.FrozenConfigDict:
     """A copy of a final config that evaluates another split."""
     c = ml_collections.ConfigDict(config).copy_and_resolve_references()

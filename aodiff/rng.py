@@ -29,3 +29,9 @@ def example_keys(key: jax.Array, ids: jax.Array) -> jax.Array:
 def fold(keys: jax.Array, number: int | jax.Array) -> jax.Array:
     """Folds one number into every key of `keys` (B,): the next draw of each example."""
     return jax.vmap(lambda k: jax.random.fold_in(k, number))(keys)
+
+
+def cell_keys(keys: jax.Array, at: jax.Array) -> jax.Array:
+    """(B, w) keys of positions `at` (B, w) int32 of each row, from `keys` (B,): no draw depends on
+    how many positions are asked for."""
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, at)

@@ -15,7 +15,7 @@ import numpy as np
 from absl import logging
 
 from aodiff import checkpoint, train
-from aodiff.config import ConfigError, base, finalize
+from aodiff.config import ConfigError, base, editable, finalize
 
 DENOISER, SECOND, CONTROL = "denoiser", "second_stage", "control"
 
@@ -35,11 +35,11 @@ def run(config, workdir: pathlib.Path, profile: tuple[int, int] = (0, 0)) -> Non
       ConfigError: a stage has a bad value, or began with another run than it would now.
     """
     runs = configs(config, workdir)
-    for c in runs.values():
-        train.set_up(c)  # a bad value is refused before the first run
+    # A bad value is refused before the first run.
+    setups = {path: train.set_up(c) for path, c in runs.items()}
     for path, c in runs.items():
         logging.info("stage %s in %s", c.method.name, path)
-        check_origin(c, path)
+        check_origin(setups[path], path)
         train.train(c, path, profile=profile if path == workdir else (0, 0))
 
 
@@ -55,7 +55,7 @@ def configs(config, workdir: pathlib.Path) -> dict[pathlib.Path, ml_collections.
             "checkpoint.resume_from is for single runs, and this config has stages; name a trained "
             "denoiser in checkpoint.init_from, or continue with the same --workdir"
         )
-    found, policy = {}, _copy(config)
+    found, policy = {}, editable(config)
     if policy.checkpoint.init_from is None:
         if policy.stages.denoiser.steps < 1:
             raise ConfigError(
@@ -106,28 +106,24 @@ def _derived(config, method: str) -> ml_collections.ConfigDict:
     c = base(method)
     c.seed = config.seed
     for group in ("model", "data", "eval", "sample", "mesh", "checkpoint", "log"):
-        c[group].update(_copy(config)[group])
+        c[group].update(editable(config)[group])
     c.optim.ema_decay = 0.0  # stages hand on the parameters themselves
     c.eval.params = c.sample.params = "raw"
     return c
 
 
-def _copy(config) -> ml_collections.ConfigDict:
-    return ml_collections.ConfigDict(config).copy_and_resolve_references().unlock()
-
-
-def check_origin(config, workdir: pathlib.Path) -> None:
+def check_origin(setup: train.Setup, workdir: pathlib.Path) -> None:
     """Raises ConfigError if what is frozen in the run in `workdir`, the denoiser of a policy or the
-    policy of a second stage, is not that of the run that `config` begins with."""
-    if config.checkpoint.init_from is None or not (workdir / "checkpoints").is_dir():
+    policy of a second stage, is not that of the run that its config begins with."""
+    named = setup.config.checkpoint.init_from
+    if named is None or not (workdir / "checkpoints").is_dir():
         return
     own = checkpoint.Checkpoints(workdir, read_only=True)
     if (step := own.latest()) is None:
         return
-    named = config.checkpoint.init_from
     other, last = checkpoint.existing(named, "checkpoint.init_from")
-    origin = checkpoint.starts(other.meta(last)["config"]["method"]["name"], config)
-    frozen = train.set_up(config).abstract.extra
+    origin = checkpoint.starts(other.meta(last)["config"]["method"]["name"], setup.config)
+    frozen = setup.abstract.extra
     same = jax.jit(lambda a, b: jnp.all(jnp.array(jax.tree.leaves(jax.tree.map(_equal, a, b)))))
     for name in [place.partition(".")[2] for place in origin if place.startswith("extra.")]:
         ours = own.part(step, f"extra.{name}", frozen[name])

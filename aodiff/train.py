@@ -106,17 +106,13 @@ def restore(setup: Setup, workdir: pathlib.Path, params: str) -> tuple[int, str,
         stored, setup.config, stored["fingerprint"], workdir, checkpoint.MODEL_IDENTITY
     )
     place = "ema_params" if params == "ema" else "params"
-    model = found.part(step, place, setup.abstract.params)
-    extra = setup.abstract.extra
+    wanted, extra = {place: setup.abstract.params}, setup.abstract.extra
     if scratch := getattr(setup.method, "scratch", ()):
-        extra = {
-            name: found.part(step, f"extra.{name}", like)
-            for name, like in extra.items()
-            if name not in scratch
-        }
-    elif jax.tree.leaves(extra):
-        extra = found.part(step, "extra", extra)
-    return step, stored["config"]["data"]["name"], model, extra
+        extra = {name: like for name, like in extra.items() if name not in scratch}
+    if jax.tree.leaves(extra):
+        wanted["extra"] = extra
+    now = found.parts(step, wanted)
+    return step, stored["config"]["data"]["name"], now[place], now.get("extra", extra)
 
 
 def train(

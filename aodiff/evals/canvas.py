@@ -13,6 +13,7 @@ import numpy as np
 
 from aodiff.config import ConfigError
 from aodiff.data import DataInfo
+from aodiff.data.pipeline import as_batch
 from aodiff.evals.trained import Trained
 from aodiff.figures_canvas import cost_figure
 from aodiff.writers import replace_text
@@ -70,8 +71,8 @@ def measure(trained: Trained) -> dict[str, float]:
     rows = trained.picked(c.eval.split, c.eval.samples)
     fields = trained.splits[c.eval.split].read(rows)
     tokens = fields["tokens"].astype(np.int32)
-    prompt = fields.get("prompt_len", np.zeros(len(rows))).astype(np.int64)
-    given = np.arange(tokens.shape[1])[None] < prompt[:, None]
+    given = as_batch(fields, rows)["given"]
+    prompt = given.sum(axis=1)
     truth = answers(tokens, prompt, np.full(len(rows), tokens.shape[1]), end)
     found, outcomes = {}, {}
     for name, sample in arms(c).items():

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from aodiff.data import DataInfo
+from aodiff.data.pipeline import as_batch
 from aodiff.data.sudoku import Digits, valid
 from aodiff.evals.trained import Trained
 from aodiff.figures import plt, save
@@ -42,7 +43,7 @@ def measure(trained: Trained) -> dict[str, float]:
     rows = trained.picked(c.eval.split, c.eval.samples)
     fields = trained.splits[c.eval.split].read(rows)
     tokens = trained.info.natural(fields["tokens"].astype(np.int32))
-    given = trained.info.natural(fields.get("given", np.zeros(tokens.shape, bool)))
+    given = trained.info.natural(as_batch(fields, rows)["given"])
     levels = difficulty(given, fields.get("guesses"))
     found, outcomes = {}, {}
     for name in decoders(c):

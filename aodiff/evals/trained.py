@@ -10,6 +10,7 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
+from aodiff.config import editable
 from aodiff.data import DataInfo, Source
 from aodiff.data.pipeline import as_batch
 from aodiff.generate import draw_rows
@@ -24,7 +25,7 @@ EXACT = dict(
 
 def decoding(config, **sample) -> ml_collections.ConfigDict:
     """A copy of a config that draws `eval.batch` rows a call, with values of `config.sample`."""
-    c = ml_collections.ConfigDict(config).copy_and_resolve_references().unlock()
+    c = editable(config)
     c.sample.update(sample, batch=c.eval.batch)
     return c
 

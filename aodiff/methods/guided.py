@@ -6,16 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
-from aodiff.config import ConfigError
+from aodiff.config import ConfigError, editable
 from aodiff.core import corruption, trajectories
 from aodiff.core.schedules import make_schedule
 from aodiff.core.trajectories import Choose, Trajectory
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import native_order
-from aodiff.methods.base import Batch, Evaluation, Params, Samples, Scores
+from aodiff.methods.base import Batch, Evaluation, Params, Samples, Scores, token_rows
 from aodiff.methods.mdm import MDMMethod, end_of_text
 from aodiff.methods.mdm_model import board_groups, build_model
 from aodiff.nn.reveal_policy import (
@@ -129,7 +128,7 @@ class Guided:
         order, guide = config.sample.order, None
         if order in ("own", "sampled"):
             guide = self._guide
-            config = ml_collections.ConfigDict(config).copy_and_resolve_references().unlock()
+            config = editable(config)
             config.sample.position_noise = float(order == "sampled")
         sampler = self.denoiser.sampler(config, max_given, guide)
         return lambda params, extra, *rows: sampler(*split(params, extra), *rows)
@@ -140,6 +139,42 @@ class Guided:
             return self.policy.scores(policy, self.policy.features(logits, masked, given, live))
 
         return scores
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuidedMethod:
+    """What the methods that train a part of a guided denoiser share; `split` finds its two parts
+    in parameters and extra."""
+
+    guided: Guided
+    refresh_every: int = 0
+
+    @staticmethod
+    def split(params: Params, extra: Any) -> tuple[Params, Params]:
+        """Parameters of the denoiser and of the policy."""
+        raise NotImplementedError
+
+    @property
+    def seq_len(self) -> int:
+        return self.guided.seq_len
+
+    def batch_spec(self, global_batch: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return token_rows(global_batch, self.seq_len)
+
+    def refresh(self, params, batch, key, step, extra):
+        return extra, {}
+
+    def evaluations(self, config) -> dict[str, Evaluation]:
+        return self.guided.evaluations(config, self.split)
+
+    def sampler(self, config, max_given: int) -> Callable[..., Samples]:
+        return self.guided.sampler(config, max_given, self.split)
+
+    def flops(self, widths: jax.Array, squares: jax.Array) -> jax.Array:
+        return self.guided.denoiser.flops(widths, squares)
+
+    def flops_per_token(self) -> float:
+        return self.guided.denoiser.flops_per_token()
 
 
 def _of_denoiser(fn, split: Split):

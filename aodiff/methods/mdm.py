@@ -338,12 +338,7 @@ def decoder_of(sample, score: str, n: int, eos: int | None) -> denoise.Decoder:
             f"sample.crop={sample.crop} and sample.eos={sample.eos!r} ask for the id that ends a "
             'text, and these data have none; use False and "free"'
         )
-    if sample.block < 0 or (sample.block and n % sample.block):
-        raise ConfigError(
-            f"sample.block={sample.block} does not divide the {n} positions of a row; use a "
-            "divisor, or 0 for no blocks"
-        )
-    blocks = n // sample.block if sample.block else 1
+    blocks = denoise.num_blocks(sample.block, n)
     if sample.steps % blocks:
         raise ConfigError(
             f"sample.steps={sample.steps} with {blocks} blocks of {sample.block}; use a multiple "

@@ -7,7 +7,6 @@ Source: arXiv 2606.23567; decoding.md 10 and 11.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -18,14 +17,14 @@ from aodiff import rng
 from aodiff.config import ConfigError
 from aodiff.core import trajectories
 from aodiff.data import DataInfo
-from aodiff.methods.base import Batch, Evaluation, LossOutput, Params, Samples, token_rows
-from aodiff.methods.guided import Guided
+from aodiff.methods.base import Batch, LossOutput, Params
+from aodiff.methods.guided import Guided, GuidedMethod
 from aodiff.metrics import Mean
 from aodiff.nn.reveal_policy import log_policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SASMethod:
+class SASMethod(GuidedMethod):
     """Hyper-parameters and modules of a learned order; see `aodiff.methods.base.Method`.
 
     Attributes:
@@ -37,14 +36,12 @@ class SASMethod:
       scratch: entries of `extra` that only training reads.
     """
 
-    guided: Guided
     rows: int
     group: int
     inner_epochs: int
     clip: float
     advantage: str
     kl: float
-    refresh_every: int = 0
     scratch: tuple[str, ...] = ("rollout",)
 
     @classmethod
@@ -70,13 +67,6 @@ class SASMethod:
             advantage=m.advantage,
             kl=m.kl,
         )
-
-    @property
-    def seq_len(self) -> int:
-        return self.guided.seq_len
-
-    def batch_spec(self, global_batch: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return token_rows(global_batch, self.seq_len)
 
     def init(self, key: jax.Array) -> Params:
         return self.guided.policy.init(key, self.seq_len)
@@ -162,21 +152,6 @@ class SASMethod:
         }
         return LossOutput(Mean.of(loss + self.kl * drift, active), metrics)
 
-    def refresh(self, params, batch, key, step, extra):
-        return extra, {}
-
-    def evaluations(self, config) -> dict[str, Evaluation]:
-        return self.guided.evaluations(config, _split)
-
-    def sampler(self, config, max_given: int) -> Callable[..., Samples]:
-        return self.guided.sampler(config, max_given, _split)
-
-    def flops(self, widths: jax.Array, squares: jax.Array) -> jax.Array:
-        return self.guided.denoiser.flops(widths, squares)
-
-    def flops_per_token(self) -> float:
-        return self.guided.denoiser.flops_per_token()
-
-
-def _split(params: Params, extra: Any) -> tuple[Params, Params]:
-    return extra["denoiser"], params
+    @staticmethod
+    def split(params: Params, extra: Any) -> tuple[Params, Params]:
+        return extra["denoiser"], params

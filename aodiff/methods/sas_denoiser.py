@@ -7,7 +7,6 @@ masks instead are ordinary masked training; all of them random is the control. S
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,15 +15,15 @@ import jax.numpy as jnp
 from aodiff import rng
 from aodiff.config import ConfigError
 from aodiff.data import DataInfo
-from aodiff.methods.base import Batch, Evaluation, LossOutput, Params, Samples, token_rows
-from aodiff.methods.guided import Guided
+from aodiff.methods.base import Batch, LossOutput, Params
+from aodiff.methods.guided import Guided, GuidedMethod
 from aodiff.nn.reveal_policy import log_policy
 
 SCOPES = ("all", "last_block", "head")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SASDenoiserMethod:
+class SASDenoiserMethod(GuidedMethod):
     """Hyper-parameters and modules of the second stage; see `aodiff.methods.base.Method`.
 
     Attributes:
@@ -33,10 +32,8 @@ class SASDenoiserMethod:
       scope: what learns: "all", "last_block" with what follows it, or "head" with the last norm.
     """
 
-    guided: Guided
     random: float
     scope: str
-    refresh_every: int = 0
 
     @classmethod
     def from_config(cls, config, info: DataInfo) -> "SASDenoiserMethod":
@@ -53,9 +50,6 @@ class SASDenoiserMethod:
                 "would still shrink what does not learn; set optim.weight_decay=0"
             )
         return cls(guided=Guided.from_config(config, info), random=m.random, scope=m.scope)
-
-    def batch_spec(self, global_batch: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return token_rows(global_batch, self.guided.seq_len)
 
     def init(self, key: jax.Array) -> Params:
         return self.guided.denoiser.init(key)
@@ -101,24 +95,9 @@ class SASDenoiserMethod:
         """Nats per hidden position of the rows: their bound in the orders of the policy."""
         return self.guided.denoiser.loss_fn(_freeze(params, self.scope), batch)
 
-    def refresh(self, params, batch, key, step, extra):
-        return extra, {}
-
-    def evaluations(self, config) -> dict[str, Evaluation]:
-        return self.guided.evaluations(config, _split)
-
-    def sampler(self, config, max_given: int) -> Callable[..., Samples]:
-        return self.guided.sampler(config, max_given, _split)
-
-    def flops(self, widths: jax.Array, squares: jax.Array) -> jax.Array:
-        return self.guided.denoiser.flops(widths, squares)
-
-    def flops_per_token(self) -> float:
-        return self.guided.denoiser.flops_per_token()
-
-
-def _split(params: Params, extra: Any) -> tuple[Params, Params]:
-    return params, extra["policy"]
+    @staticmethod
+    def split(params: Params, extra: Any) -> tuple[Params, Params]:
+        return params, extra["policy"]
 
 
 def _freeze(params: Params, scope: str) -> Params:

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aodiff import rng
 from aodiff.core import categorical
 from aodiff.sampling.samples import Samples
 from aodiff.sampling.schedule import reveal_schedule, reveal_table
@@ -124,7 +125,7 @@ def _generate(model, params, keys, tokens, given, order, table, *, most, width, 
         first, count = fed[:, i], fed[:, i + 1] - fed[:, i]
         logits, cache = feed(model, params, tokens, order, cache, first, count, rows, width)
         position = _gather(order, drawn[:, i], width)
-        token_keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, position)
+        token_keys = rng.cell_keys(keys, position)
         ids = categorical.sample(token_keys, logits, temperature, top_p)
         wanted = jnp.arange(width)[None] < (drawn[:, i + 1] - drawn[:, i])[:, None]
         target = jnp.where(wanted, position, n)  # n is dropped

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from aodiff import rng
 from aodiff.core import categorical
 from aodiff.sampling import policies, remask
 from aodiff.sampling.policies import COUNTS, SCORES
@@ -85,13 +86,8 @@ class Decoder:
 
     def check(self, n: int) -> None:
         """Raises ValueError for choices that do not fit rows of n positions."""
-        width = self.block or n
-        if self.block < 0 or n % width:
-            raise ValueError(
-                f"sample.block={self.block} does not divide the {n} positions of a row; use a "
-                "divisor, or 0 for no blocks"
-            )
-        blocks = n // width
+        blocks = num_blocks(self.block, n)
+        width = n // blocks
         limited = self.rule[0] in policies.AT_MOST_ONE_CALL_A_TOKEN and not self.remask
         if self.steps < 1 or (limited and self.steps > width):
             raise ValueError(
@@ -110,6 +106,16 @@ class Decoder:
     def monotone(self) -> bool:
         """Whether a revealed token is final."""
         return not self.remask
+
+
+def num_blocks(block: int, n: int) -> int:
+    """How many blocks of width `block`, 0 for one block, make up n positions; raises ValueError."""
+    if block < 0 or (block and n % block):
+        raise ValueError(
+            f"sample.block={block} does not divide the {n} positions of a row; use a divisor, or 0 "
+            "for no blocks"
+        )
+    return n // (block or n)
 
 
 def decode(
@@ -175,10 +181,13 @@ def decode(
         logits = logits.astype(jnp.float32)
         state = spend(state, ~state.done)
         if grow is not None:
-            state, logits = grow(state, logits, _fold(step_keys, _GROW))
+            state, logits = grow(state, logits, rng.fold(step_keys, _GROW))
         logits = _without(logits, (mask_id, *decoder.suppress))
         eligible = pick(_eligible(state, decoder, mask_id)) & (at < capacity)
-        cell_keys = functools.partial(_cell_keys, step_keys, at)
+
+        def cell_keys(stream: int) -> jax.Array:
+            return rng.cell_keys(rng.fold(step_keys, stream), at)
+
         proposal = categorical.sample(cell_keys(_TOKEN), logits, temperature, top_p, top_k)
         if decoder.crop:
             proposal = jnp.where(state.cropped[:, None], categorical.best(logits), proposal)
@@ -274,7 +283,7 @@ def _skip_idle(state: State, keys: jax.Array, decoder: Decoder, mask_id: int) ->
 
     def idle(state: State) -> jax.Array:
         step_keys = jax.vmap(jax.random.fold_in)(keys, state.step)
-        cell_keys = _cell_keys(step_keys, at, _COUNT)
+        cell_keys = rng.cell_keys(rng.fold(step_keys, _COUNT), at)
         return ~state.done & (_count(decoder, state, eligible, None, cell_keys) == 0)
 
     def passed(carry):
@@ -316,12 +325,3 @@ def _is_in(tokens: jax.Array, ids: tuple[int, ...]) -> jax.Array:
     return functools.reduce(
         jnp.logical_or, [tokens == i for i in ids], jnp.zeros_like(tokens, bool)
     )
-
-
-def _fold(keys: jax.Array, number: int) -> jax.Array:
-    return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
-
-
-def _cell_keys(keys: jax.Array, at: jax.Array, stream: int) -> jax.Array:
-    """Keys of positions at (B, w), so that no draw depends on the width of the row."""
-    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(_fold(keys, stream), at)

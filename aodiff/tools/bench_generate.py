@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aodiff import rng
 from aodiff.core import categorical
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.nn.attention import Rows
@@ -156,7 +157,7 @@ def _full(model, order, revealed, params, keys):
     def step(tokens, bounds):
         at = bounds[0] + jnp.arange(width)
         position = jnp.take(order, jnp.minimum(at, n - 1), axis=1)
-        drawn_keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, position)
+        drawn_keys = rng.cell_keys(keys, position)
         drawn = categorical.sample(drawn_keys, model.apply(params, tokens, position), 1.0, 1.0)
         target = jnp.where((at < bounds[1])[None], position, n)  # n is dropped
         return tokens.at[row, target].set(drawn, mode="drop"), None
