@@ -13,6 +13,7 @@ from aodiff.config import ConfigError, on_split, scored_splits
 from aodiff.data import DataInfo, Source
 from aodiff.evals import canvas, image, order, pose, sudoku, table, text
 from aodiff.evals.trained import Trained, decoding
+from aodiff.methods import one_sentence
 from aodiff.methods.base import Method
 from aodiff.writers import replace_text
 
@@ -69,12 +70,14 @@ def check(config, info: DataInfo) -> None:
 
 
 def check_decoders(config, method: Method) -> None:
-    """Raises ConfigError or ValueError unless the method decodes as the measures will ask it to."""
+    """Raises ConfigError unless the method decodes as the measures will ask it to."""
+    asked = []
     if "sudoku" in config.eval.measures:
-        for name in sudoku.decoders(config):
-            method.sampler(decoding(config, order=name, temperature=0.0), 0)
+        asked += [dict(order=name, temperature=0.0) for name in sudoku.decoders(config)]
     if "canvas" in config.eval.measures:
-        for sample in canvas.arms(config).values():
+        asked += canvas.arms(config).values()
+    with one_sentence():
+        for sample in asked:
             method.sampler(decoding(config, **sample), 0)
 
 

@@ -1,5 +1,8 @@
 """The table of methods, and the one place that looks a name up in it."""
 
+import contextlib
+from collections.abc import Iterator
+
 from aodiff.config import ConfigError
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import AOGPTMethod
@@ -18,6 +21,15 @@ METHODS = {
 }
 
 
+@contextlib.contextmanager
+def one_sentence() -> Iterator[None]:
+    """Makes a value that some part of a method refuses a ConfigError."""
+    try:
+        yield
+    except ValueError as e:
+        raise ConfigError(f"{e}") from e
+
+
 def build(config, info: DataInfo) -> Method:
     """Builds `config.method.name` for the data.
 
@@ -27,10 +39,8 @@ def build(config, info: DataInfo) -> Method:
     name = config.method.name
     if name not in METHODS:
         raise ConfigError(f'method.name="{name}" is unknown; choose one of {sorted(METHODS)}')
-    try:
+    with one_sentence():
         method = METHODS[name].from_config(config, info)
         method.evaluations(config)
         method.sampler(config, 0)
-    except ValueError as e:
-        raise ConfigError(f"{e}") from e
     return method

@@ -6,6 +6,8 @@ import types
 import numpy as np
 import pytest
 
+from aodiff import train
+from aodiff.config import ConfigError, base
 from aodiff.data import DataInfo, sudoku
 from aodiff.data.info import Stats
 from aodiff.data.sources import ArraySource
@@ -76,3 +78,13 @@ def test_difficulty_is_guesses_or_else_clues():
 
 def test_it_is_for_boards_only():
     assert fits(INFO) and not fits(DataInfo("chain", 16, 4, "symbol"))
+
+
+def test_an_unknown_decoder_is_one_sentence_before_any_training(tmp_path):
+    config = base("mdm")
+    board = {"data.name": "sudoku4", "data.seq_len": 16, "eval.orders": ("own",)}
+    asked = {"eval.measures": ("sudoku",), "eval.decoders": ("confidence", "guess")}
+    config.update_from_flattened_dict(board | asked)
+    with pytest.raises(ConfigError, match="guess"):
+        train.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
