@@ -53,7 +53,7 @@ def test_the_command_line_says_so_too(command):
 @pytest.mark.parametrize("name", ["llada_8b_gsm8k", "dream_7b_humaneval"])
 def test_it_has_the_published_number_of_parameters(name):
     config = presets("mdm").get_config(name)
-    info = DataInfo("text", config.data.seq_len, config.model.table_size - 100, "token")
+    info = DataInfo("text", config.data.seq_len, config.model.mask_id, "token")
     model = build_model(config, info)
     tokens = jnp.zeros((1, config.data.seq_len), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)

@@ -133,8 +133,10 @@ class Guided:
         sampler = self.denoiser.sampler(config, max_given, guide)
         return lambda params, extra, *rows: sampler(*split(params, extra), *rows)
 
-    def _guide(self, policy: Params, given: jax.Array) -> denoise.Policy:
-        def scores(logits: jax.Array, masked: jax.Array, length: jax.Array) -> jax.Array:
+    def _guide(self, policy: Params) -> denoise.Policy:
+        def scores(
+            logits: jax.Array, masked: jax.Array, given: jax.Array, length: jax.Array
+        ) -> jax.Array:
             live = corruption.live(length, masked.shape[1])
             return self.policy.scores(policy, self.policy.features(logits, masked, given, live))
 

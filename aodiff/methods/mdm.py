@@ -37,7 +37,7 @@ from aodiff.sampling.growth import make_plan
 
 NOISE = ("count", "time")
 WEIGHTS = ("bound", "context", "one")
-Guide = Callable[[Any, jax.Array], denoise.Policy]  # extra, given (B, n) -> scores of positions
+Guide = Callable[[Any], denoise.Policy]  # extra -> scores of positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +273,7 @@ class MDMMethod:
         )
 
     def sampler(self, config, max_given: int, guide: Guide | None = None) -> Callable[..., Samples]:
-        """As of every method; guide(extra, given) is a policy that replaces `sample.order`."""
+        """As of every method; guide(extra) is a policy that replaces `sample.order`."""
         s = config.sample
         n, cfg = self.seq_len, self.model.cfg
         order, name = None, "uniform" if s.order == "own" else s.order
@@ -303,7 +303,7 @@ class MDMMethod:
                 decoder,
                 length=length,
                 order=order and order(rng.fold(keys, n), jnp.int32(0)),
-                policy=guide and guide(extra, given),
+                policy=guide and guide(extra),
                 grow=grow,
                 denoise_at=None if cfg.unit_sizes else functools.partial(self.denoise_at, params),
                 mask_id=cfg.mask,

@@ -25,8 +25,8 @@ from aodiff.sampling.state import State, advance, begin, in_block, live, masked_
 Denoise = Callable[[jax.Array, jax.Array], jax.Array]
 # The same with positions at (B, w) int32 -> their logits (B, w, V) alone.
 DenoiseAt = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-# logits (B, C, V), masked (B, C) bool, length (B,) -> scores (B, C), higher is revealed earlier.
-Policy = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+# logits (B, C, V), masked and given (B, C) bool, length (B,) -> scores (B, C), higher is earlier.
+Policy = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 # state, logits, keys (B,) -> state, logits: may insert masks and then return the logits of the
 # longer rows. Counts the calls it makes by `spend`, moves `block_end` with an insertion in the
 # block, and leaves rows alone that are `done` or `cropped`.
@@ -195,7 +195,7 @@ def decode(
         if decoder.score == "order":
             score = -pick(rank)
         elif decoder.score == "policy":
-            score = policy(logits, masked_positions(state, mask_id), state.length)
+            score = policy(logits, masked_positions(state, mask_id), state.fixed, state.length)
         else:
             law = _without(logits, decoder.late)
             shaped = categorical.shape(law, temperature, top_p, top_k)

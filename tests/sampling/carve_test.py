@@ -158,6 +158,27 @@ def test_a_row_that_grows_does_not_depend_on_its_batch(block, temperature):
             np.testing.assert_array_equal(getattr(part, name), expected)
 
 
+def test_a_policy_is_shown_the_given_positions_where_they_are_now():
+    """It goes right to left, and back as soon as it is shown a position given and masked."""
+
+    def policy(logits, masked, given, length):
+        at = jnp.arange(masked.shape[1])[None]
+        return jnp.where(jnp.any(given & masked, axis=1, keepdims=True), -at, at)
+
+    given = jnp.isin(jnp.arange(24), jnp.array([0, 11]))[None]
+    args = jax.random.split(jax.random.key(0), 1), jnp.ones((1, 24), jnp.int32), given
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def orders(score):
+        guide = policy if score == "policy" else None
+        grow = carve(flat, Carve(growth=3, interval=2, tau=9.0), V, jnp.array([24]), blocks=False)
+        decoder = dataclasses.replace(DECODER, score=score)
+        length = jnp.array([12])
+        return decode(flat, *args, decoder, length=length, policy=guide, grow=grow, mask_id=V).step
+
+    np.testing.assert_array_equal(orders("policy"), orders("r2l"))
+
+
 def test_a_block_grows_and_gets_as_many_calls_more():
     """All masks of a block of 4 that grew by 3 are written one a call before the next block."""
     out = run(

@@ -232,7 +232,7 @@ def test_ancestral_with_many_steps_is_a_random_order():
 
 def test_noise_on_positions_draws_them_without_replacement():
     score, noise = np.array([0.3, 1.0, 0.0]), 0.7
-    policy = lambda logits, masked, length: jnp.broadcast_to(jnp.asarray(score)[None], masked.shape)
+    policy = lambda logits, masked, *_: jnp.broadcast_to(jnp.asarray(score)[None], masked.shape)
     out = run(
         Decoder("policy", "linear", 2, noise=noise),
         batch=20_000,
