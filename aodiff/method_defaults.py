@@ -70,13 +70,15 @@ MODEL_DEFAULTS = {  # beside what every model has
 } | dict.fromkeys(
     ("mdm", "sas", "sas_denoiser"),
     dict(
-        mlp="swiglu",  # or "gelu"
+        mlp="swiglu",  # or "gelu", "gelu_tanh" (with biases)
         mlp_dim=config_dict.placeholder(int),  # None: 4 * width
         position="learned",  # or "rope", or "grid" for boards
         # What published models have that the small ones here have not.
         num_kv_heads=config_dict.placeholder(int),  # None: num_heads
         rope_base=10_000.0,
+        norm="rms",  # or "layer", with a bias
         norm_epsilon=1e-5,
+        head_bias=False,
         qkv_bias=False,
         shift=False,  # logits of a position are read one position earlier
         mask_id=config_dict.placeholder(int),  # None: an id of its own

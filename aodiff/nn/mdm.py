@@ -28,6 +28,8 @@ from aodiff.nn.transformer import REMAT
 from aodiff.partitioning import shard
 from pallas_kernels import IMPLS, IntervalMask, interval_attention, refusal, segment_mask
 
+MLPS = ("swiglu", "gelu", "gelu_tanh")
+NORMS = ("rms", "layer")
 POSITIONS = ("rope", "learned", "grid")
 MASKED = -1e9  # logit of an id that may not be emitted
 
@@ -40,9 +42,12 @@ class MDMConfig:
       vocab_size: ids 0 .. vocab_size - 1 may be emitted; the others never are.
       mask_id: None is `vocab_size`, an id of its own.
       table_size: rows of the embedding; None is enough of them, rounded up to 128.
-      mlp: "swiglu" (three matrices) or "gelu" (two), `mlp_dim` wide.
+      mlp: "swiglu" (three matrices), "gelu" (two) or "gelu_tanh" (two with biases, as GPT-2 has),
+        `mlp_dim` wide.
       position: "rope", "learned" (a table added to the tokens), or "grid" (one table for each of
         the labellings `groups`, such as the rows, columns and boxes of a Sudoku).
+      norm: "rms", or "layer" with a bias.
+      head_bias: the logits have a bias; not with a tied head or `unit_sizes`.
       shift: logits of position i are read at i - 1, as models that were autoregressive once do.
       unit_sizes: number of ids of each position, when positions differ; also one head each.
     """
@@ -58,10 +63,12 @@ class MDMConfig:
     position: str = "learned"
     groups: tuple[tuple[int, ...], ...] = ()
     rope_base: float = ROPE_BASE
+    norm: str = "rms"
     norm_epsilon: float = EPSILON
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_head: bool = False
+    head_bias: bool = False
     shift: bool = False
     mask_id: int | None = None
     table_size: int | None = None
@@ -73,7 +80,8 @@ class MDMConfig:
 
     def __post_init__(self):
         for name, allowed in (
-            ("mlp", ("swiglu", "gelu")),
+            ("mlp", MLPS),
+            ("norm", NORMS),
             ("position", POSITIONS),
             ("remat", REMAT),
             ("attention", IMPLS),
@@ -102,6 +110,11 @@ class MDMConfig:
             raise ValueError(
                 f"unit_sizes needs one size for each of the {self.seq_len} positions and an untied "
                 f"head, got {len(self.unit_sizes)} sizes and tied_head={self.tied_head}."
+            )
+        if self.head_bias and (self.tied_head or self.unit_sizes is not None):
+            raise ValueError(
+                "head_bias=True needs a head of its own for all positions; drop it, tied_head and "
+                "unit_sizes."
             )
         if (self.position == "grid") != bool(self.groups):
             raise ValueError(
@@ -155,15 +168,16 @@ class Block(nn.Module):
         dtype = jnp.dtype(cfg.dtype)
         init = normal_init(cfg.kernel_std)
         out_init = normal_init(cfg.kernel_std / (2 * cfg.num_layers) ** 0.5)
-        norm = lambda name: Norm("rms", epsilon=cfg.norm_epsilon, name=name)
+        norm = lambda name: Norm(cfg.norm, epsilon=cfg.norm_epsilon, name=name)
+        bias = lambda name, size: param(self, name, nn.initializers.zeros, (size,), (None,))
 
         def heads(name, h, number, rope):
             axes = ("embed", "heads", "head_dim")
             kernel = param(self, f"{name}_kernel", init, (d, number, k), axes).astype(dtype)
             y = jnp.einsum("bld,dhk->bhlk", h, kernel)
             if cfg.qkv_bias:
-                bias = param(self, f"{name}_bias", nn.initializers.zeros, (number * k,), (None,))
-                y = y + bias.astype(dtype).reshape(1, number, 1, k)
+                own = bias(f"{name}_bias", number * k).astype(dtype)
+                y = y + own.reshape(1, number, 1, k)
             if name == "v":
                 return y
             if cfg.qk_norm:
@@ -191,10 +205,15 @@ class Block(nn.Module):
         )
         if cfg.mlp == "swiglu":
             h = nn.silu(up("gate_kernel")) * up("up_kernel")
-        else:
+        elif cfg.mlp == "gelu":
             h = nn.gelu(up("up_kernel"), approximate=False)
+        else:
+            shift = bias("up_bias", cfg.hidden).astype(dtype)
+            h = nn.gelu(up("up_kernel") + along_last(shift, h.ndim), approximate=True)
         down = param(self, "down_kernel", out_init, (cfg.hidden, d), ("mlp", "embed"))
         x = x + matmul(h, down.astype(dtype))
+        if cfg.mlp == "gelu_tanh":
+            x = x + along_last(bias("down_bias", d).astype(dtype), x.ndim)
         return shard(x, "batch", "seq", "act_embed"), None
 
 
@@ -226,7 +245,7 @@ class MDM(nn.Module):
             length=cfg.num_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(cfg)
-        self.norm = Norm("rms", epsilon=cfg.norm_epsilon)
+        self.norm = Norm(cfg.norm, epsilon=cfg.norm_epsilon)
         kernel_init = normal_init(cfg.kernel_std)
         if units is not None:
             shape, axes = (n, d, max(units)), (None, "embed", None)
@@ -234,6 +253,9 @@ class MDM(nn.Module):
         elif not cfg.tied_head:
             shape, axes = (d, cfg.rows), ("embed", "vocab")
             self.head = param(self, "head_kernel", kernel_init, shape, axes)
+        if cfg.head_bias:
+            shape, axes = (cfg.rows,), ("vocab",)
+            self.head_bias = param(self, "head_bias", nn.initializers.zeros, shape, axes)
 
     def __call__(
         self,
@@ -316,6 +338,8 @@ class MDM(nn.Module):
             return jnp.where(jnp.asarray(exists)[None], out, MASKED)
         head = self.tok.T if cfg.tied_head else self.head
         out = matmul(hidden, head.astype(cfg.dtype), jnp.float32)
+        if cfg.head_bias:
+            out = out + along_last(self.head_bias, out.ndim)
         ids = np.arange(cfg.rows)
         emitted = (ids < cfg.vocab_size) & (ids != cfg.mask)
         out = jnp.where(along_last(jnp.asarray(emitted), 3), out, MASKED)

@@ -18,6 +18,7 @@ FAMILIES = {
     ),
     "qwen3": dict(position="rope", num_kv_heads=2, qk_norm=True, tied_head=True),
     "small": dict(position="learned", mlp="gelu"),
+    "mdlm": dict(position="rope", norm="layer", mlp="gelu_tanh", head_bias=True),
     "board": dict(position="grid", groups=((0, 0, 0, 1, 1, 1, 1), (0, 1, 2, 0, 1, 2, 3))),
     "units": dict(unit_sizes=(3, 50, 2, 4, 9, 7, 5)),
 }
@@ -35,6 +36,12 @@ def numpy_forward(cfg, params, tokens):
     """An independent statement of the model in float64, one row, loops over heads."""
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
     rms = lambda x, g: x / np.sqrt(np.mean(x**2, -1, keepdims=True) + cfg.norm_epsilon) * g
+
+    def norm(x, p):
+        if cfg.norm == "rms":
+            return rms(x, p["scale"])
+        return rms(x - x.mean(-1, keepdims=True), p["scale"]) + p["bias"]
+
     n, k = len(tokens), cfg.head_dim
     if cfg.unit_sizes:
         starts = np.cumsum([0] + [s + 1 for s in cfg.unit_sizes[:-1]])
@@ -56,7 +63,7 @@ def numpy_forward(cfg, params, tokens):
 
     for layer in range(cfg.num_layers):
         w = jax.tree.map(lambda a, i=layer: a[i], p["blocks"])
-        h, mixed = rms(x, w["attn_norm"]["scale"]), 0
+        h, mixed = norm(x, w["attn_norm"]), 0
 
         def project(name, head, h=h, w=w):
             y = h @ w[f"{name}_kernel"][:, head]
@@ -73,19 +80,23 @@ def numpy_forward(cfg, params, tokens):
             out = s / s.sum(1, keepdims=True) @ project("v", group)
             mixed = mixed + out @ w["out_kernel"][head]
         x = x + mixed
-        h = rms(x, w["mlp_norm"]["scale"])
+        h = norm(x, w["mlp_norm"])
         if cfg.mlp == "swiglu":
             gate = h @ w["gate_kernel"]
             h = gate / (1 + np.exp(-gate)) * (h @ w["up_kernel"])
-        else:
+        elif cfg.mlp == "gelu":
             h = np.asarray(jax.nn.gelu(h @ w["up_kernel"], approximate=False))
-        x = x + h @ w["down_kernel"]
-    x = rms(x, p["norm"]["scale"])
+        else:
+            h = h @ w["up_kernel"] + w["up_bias"]
+            h = h / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        x = x + h @ w["down_kernel"] + w.get("down_bias", 0)
+    x = norm(x, p["norm"])
     if cfg.shift:
         x = np.vstack([x[:1], x[:-1]])
     if cfg.unit_sizes:
         return np.einsum("nd,ndv->nv", x, p["head_kernel"])
-    return x @ (p["embedding"].T if cfg.tied_head else p["head_kernel"])
+    head = p["embedding"].T if cfg.tied_head else p["head_kernel"]
+    return x @ head + p.get("head_bias", 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -269,6 +280,8 @@ def test_flops_are_those_of_the_compiled_program():
         (dict(mask_id=1000), "outside the embedding"),
         (dict(mlp="relu"), "swiglu, gelu"),
         (dict(position="grid"), "labellings"),
+        (dict(norm="batch"), "rms, layer"),
+        (dict(head_bias=True, tied_head=True), "head of its own"),
         (dict(unit_sizes=(3, 3)), "one size for each"),
         (dict(attention="splash"), "causal masks only"),
     ],
