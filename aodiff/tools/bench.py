@@ -160,14 +160,14 @@ def _torch_step(
     """The same for PyTorch with the same initial weights, and its loss before the first step."""
     import torch  # heavy, and absent from the base install
 
-    from aodiff.tools import bench_torch, import_torch
+    from aodiff.tools import aogpt_weights, bench_torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     shape = bench_torch.Shape(
         cfg.num_layers, cfg.width, cfg.num_heads, cfg.seq_len, cfg.padded_vocab, cfg.cond_dim
     )
     model = bench_torch.AOGPTTorch(shape)
-    bench_torch.load(model, import_torch.to_reference(params, cfg))
+    bench_torch.load(model, aogpt_weights.to_reference(params, cfg))
     o = base("aogpt").optim
     step = bench_torch.TorchStep(model, o.lr, o.weight_decay, o.clip_global_norm)
     with torch.no_grad():

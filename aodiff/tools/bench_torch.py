@@ -112,7 +112,7 @@ class TorchStep:
 
 
 def load(model: AOGPTTorch, arrays: Sequence[np.ndarray]) -> None:
-    """Sets the parameters, in order of registration, from `import_torch.to_reference`."""
+    """Sets the parameters, in order of registration, from `aogpt_weights.to_reference`."""
     with torch.no_grad():
         for parameter, array in zip(model.parameters(), arrays, strict=True):
             parameter.copy_(torch.tensor(np.array(array)))

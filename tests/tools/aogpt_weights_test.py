@@ -8,7 +8,7 @@ from scipy.special import erf
 
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.partitioning import unbox
-from aodiff.tools.import_torch import from_reference, to_reference
+from aodiff.tools.aogpt_weights import from_reference, to_reference
 
 CFG = AOGPTConfig(vocab_size=128, seq_len=5, num_layers=2, width=16, num_heads=2, cond_dim=8)
 
