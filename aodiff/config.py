@@ -115,6 +115,9 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             # Of masked diffusion alone.
             top_k=0,  # most likely ids that may be drawn, after top_p; 0: all
             block=0,  # positions are revealed block by block; 0: no blocks
+            # With blocks: calls between two of a whole row, which compute the block alone and see
+            # the rest in a cache (Fast-dLLM); 1 is exact, 0: no cache.
+            refresh=0,
             position_noise=0.0,  # temperature of the choice of positions; 0: the best
             remask="",  # or "topk", "p2": unlikely tokens are masked again in every step
             eos="free",  # or "last", "never": when the id that ends a text may be revealed
@@ -160,7 +163,7 @@ POSITIVE = (
 ).split()
 NOT_NEGATIVE = (
     "optim.lr_floor optim.warmup_steps optim.weight_decay eval.every eval.ensemble eval.marginal "
-    "sample.steps sample.temperature sample.top_k sample.position_noise"
+    "sample.steps sample.temperature sample.top_k sample.position_noise sample.refresh"
 ).split()
 CHOICES = {
     "model.dtype": ("float32", "bfloat16"),

@@ -33,6 +33,7 @@ from aodiff.sampling.anyorder import generate, reveal_schedule
 MASKED_DIFFUSION = dict(
     top_k=0,
     block=0,
+    refresh=0,
     position_noise=0.0,
     remask="",
     eos="free",

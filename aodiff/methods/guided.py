@@ -15,8 +15,8 @@ from aodiff.core.trajectories import Choose, Trajectory
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import native_order
 from aodiff.methods.base import Batch, Evaluation, Params, Samples, Scores, token_rows
-from aodiff.methods.mdm import MDMMethod, end_of_text
-from aodiff.methods.mdm_model import board_groups, build_model
+from aodiff.methods.mdm import MDMMethod
+from aodiff.methods.mdm_model import board_groups, build_model, end_of_text
 from aodiff.nn.reveal_policy import (
     POLICIES,
     RevealMLP,
@@ -36,13 +36,13 @@ class Misled(MDMMethod):
 
     cells: tuple[int, ...] = ()
 
-    def denoise(self, params: Params, tokens: jax.Array, length: jax.Array) -> jax.Array:
-        logits = super().denoise(params, tokens, length)
+    def amend(self, logits: jax.Array, tokens: jax.Array, at: jax.Array | None = None) -> jax.Array:
         symbols = self.model.cfg.vocab_size
         wrong = logits.at[..., :symbols].set(3.0 * jnp.roll(logits[..., :symbols], 1, axis=-1))
         early = jnp.mean(tokens == self.model.cfg.mask, axis=1) > 0.3
-        misled = np.isin(np.arange(self.seq_len), self.cells)
-        return jnp.where((early[:, None] & misled[None])[..., None], wrong, logits)
+        misled = jnp.asarray(np.isin(np.arange(self.seq_len), self.cells))
+        misled = misled[None] if at is None else misled[at]
+        return jnp.where((early[:, None] & misled)[..., None], wrong, logits)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,10 +29,13 @@ from aodiff.methods.base import (
     Scores,
     token_rows,
 )
-from aodiff.methods.mdm_model import build_model
+from aodiff.methods.mdm_model import build_model, decoder_of, end_of_text
 from aodiff.metrics import Mean
-from aodiff.nn.mdm import MDM, forward_flops, forward_flops_per_token
+from aodiff.nn.attention import KVCache
+from aodiff.nn.mdm import MDM
+from aodiff.nn.mdm_config import forward_flops, forward_flops_per_token
 from aodiff.sampling import denoise, policies
+from aodiff.sampling.cache import Cached
 from aodiff.sampling.growth import make_plan
 
 NOISE = ("count", "time")
@@ -156,13 +159,34 @@ class MDMMethod:
 
         What comes after is padding, which no position sees.
         """
-        return self.model.apply(params, tokens, _segments(length, tokens.shape[1]))
+        logits = self.model.apply(params, tokens, _segments(length, tokens.shape[1]))
+        return self.amend(logits, tokens)
 
     def denoise_at(
         self, params: Params, tokens: jax.Array, length: jax.Array, at: jax.Array
     ) -> jax.Array:
         """The logits (B, w, V) of positions at (B, w) alone; else as `denoise`, and cheaper."""
-        return self.model.apply(params, tokens, _segments(length, tokens.shape[1]), at)
+        logits = self.model.apply(params, tokens, _segments(length, tokens.shape[1]), at)
+        return self.amend(logits, tokens, at)
+
+    def cached(self, params: Params) -> Cached:
+        """The same by a cache, see `aodiff.sampling.cache`."""
+
+        def fill(tokens: jax.Array, length: jax.Array) -> KVCache:
+            segments = _segments(length, tokens.shape[1])
+            return self.model.apply(params, tokens, segments, method="keep")
+
+        def look(tokens: jax.Array, length: jax.Array, at: jax.Array, cache: KVCache):
+            segments = _segments(length, tokens.shape[1])
+            apply = functools.partial(self.model.apply, params, method="cached")
+            logits, cache = apply(tokens, cache, at, segments)
+            return self.amend(logits, tokens, at), cache
+
+        return Cached(fill, look)
+
+    def amend(self, logits: jax.Array, tokens: jax.Array, at: jax.Array | None = None) -> jax.Array:
+        """What a denoiser makes of its model's logits (B, n, V), or (B, w, V) of positions `at`."""
+        return logits
 
     def _hidden_nll(self, params: Params, batch: Batch, hidden: jax.Array) -> jax.Array:
         """Cross entropy (B, n) float32 of the hidden positions, 0 elsewhere.
@@ -282,6 +306,11 @@ class MDMMethod:
         elif name not in denoise.SCORES:
             order, name = order_of(name, n, 0, self.native), "order"
         decoder = decoder_of(s, name, n, self.eos)
+        if s.refresh and cfg.unit_sizes:
+            raise ConfigError(
+                f"sample.refresh={s.refresh} with positions of their own vocabularies, which are "
+                "predicted together; use 0 for no cache"
+            )
         plan = make_plan(
             tuple(s.canvas),
             n,
@@ -306,6 +335,7 @@ class MDMMethod:
                 policy=guide and guide(extra),
                 grow=grow,
                 denoise_at=None if cfg.unit_sizes else functools.partial(self.denoise_at, params),
+                cached=self.cached(params),
                 mask_id=cfg.mask,
                 temperature=s.temperature,
                 top_p=s.top_p,
@@ -325,44 +355,6 @@ class MDMMethod:
 def _segments(length: jax.Array, n: int) -> jax.Array:
     """(B, n) int32, 0 for live positions and -1 for padding."""
     return jnp.where(corruption.live(length, n), 0, -1)
-
-
-def decoder_of(sample, score: str, n: int, eos: int | None) -> denoise.Decoder:
-    """The decoder of `config.sample` with a score, for rows of n positions.
-
-    Raises:
-      ConfigError, ValueError: choices that do not fit each other, the rows or the data.
-    """
-    if eos is None and (sample.crop or sample.eos != "free"):
-        raise ConfigError(
-            f"sample.crop={sample.crop} and sample.eos={sample.eos!r} ask for the id that ends a "
-            'text, and these data have none; use False and "free"'
-        )
-    blocks = denoise.num_blocks(sample.block, n)
-    if sample.steps % blocks:
-        raise ConfigError(
-            f"sample.steps={sample.steps} with {blocks} blocks of {sample.block}; use a multiple "
-            f"of {blocks}, or 0 for one call a token"
-        )
-    decoder = denoise.Decoder(
-        score,
-        sample.schedule,
-        (sample.steps or n) // blocks,
-        sample.block,
-        noise=sample.position_noise,
-        remask=sample.remask,
-        suppress=(eos,) if sample.eos == "never" else (),
-        late=(eos,) if sample.eos == "last" else (),
-        crop=(eos,) if sample.crop else (),
-    )
-    decoder.check(n)
-    return decoder
-
-
-def end_of_text(info: DataInfo) -> int | None:
-    """The id that ends a text, if rows are texts in their own order."""
-    natural = info.tokenizer is not None and info.permutation is None
-    return info.tokenizer.eos if natural else None
 
 
 def by_decoder(name: str) -> Choose:

@@ -1,10 +1,12 @@
-"""The denoiser of a config, and what the data tell it about its positions."""
+"""The denoiser and the decoder of a config, and what the data tell them."""
 
 import numpy as np
 
 from aodiff.config import ConfigError
 from aodiff.data import DataInfo
-from aodiff.nn.mdm import MDM, MDMConfig
+from aodiff.nn.mdm import MDM
+from aodiff.nn.mdm_config import MDMConfig
+from aodiff.sampling import denoise
 
 
 def build_model(config, info: DataInfo) -> MDM:
@@ -64,3 +66,42 @@ def board_groups(info: DataInfo) -> tuple[tuple[int, ...], ...]:
         labels.append(row // side * side + column // side)
     where = np.arange(height * width) if info.permutation is None else np.array(info.permutation)
     return tuple(tuple(x[where].tolist()) for x in labels)
+
+
+def decoder_of(sample, score: str, n: int, eos: int | None) -> denoise.Decoder:
+    """The decoder of `config.sample` with a score, for rows of n positions.
+
+    Raises:
+      ConfigError, ValueError: choices that do not fit each other, the rows or the data.
+    """
+    if eos is None and (sample.crop or sample.eos != "free"):
+        raise ConfigError(
+            f"sample.crop={sample.crop} and sample.eos={sample.eos!r} ask for the id that ends a "
+            'text, and these data have none; use False and "free"'
+        )
+    blocks = denoise.num_blocks(sample.block, n)
+    if sample.steps % blocks:
+        raise ConfigError(
+            f"sample.steps={sample.steps} with {blocks} blocks of {sample.block}; use a multiple "
+            f"of {blocks}, or 0 for one call a token"
+        )
+    decoder = denoise.Decoder(
+        score,
+        sample.schedule,
+        (sample.steps or n) // blocks,
+        sample.block,
+        noise=sample.position_noise,
+        remask=sample.remask,
+        suppress=(eos,) if sample.eos == "never" else (),
+        late=(eos,) if sample.eos == "last" else (),
+        crop=(eos,) if sample.crop else (),
+        refresh=sample.refresh,
+    )
+    decoder.check(n)
+    return decoder
+
+
+def end_of_text(info: DataInfo) -> int | None:
+    """The id that ends a text, if rows are texts in their own order."""
+    natural = info.tokenizer is not None and info.permutation is None
+    return info.tokenizer.eos if natural else None

@@ -11,10 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aodiff.nn.attention import on_each_device
+from aodiff.nn.attention import KVCache, on_each_device
 from aodiff.nn.layers import (
-    EPSILON,
-    ROPE_BASE,
     Norm,
     along_last,
     lookup,
@@ -24,146 +22,37 @@ from aodiff.nn.layers import (
     rotary,
     rotate,
 )
+from aodiff.nn.mdm_config import MDMConfig
 from aodiff.nn.transformer import REMAT
 from aodiff.partitioning import shard
-from pallas_kernels import IMPLS, IntervalMask, interval_attention, refusal, segment_mask
+from pallas_kernels import IntervalMask, interval_attention, segment_mask
 
-MLPS = ("swiglu", "gelu", "gelu_tanh")
-NORMS = ("rms", "layer")
-POSITIONS = ("rope", "learned", "grid")
 MASKED = -1e9  # logit of an id that may not be emitted
 
 
-@dataclasses.dataclass(frozen=True)
-class MDMConfig:
-    """Shape of a masked diffusion model.
+class Block(nn.Module):
+    """Pre-norm bidirectional attention and MLP with residuals (Llama's and Qwen's block).
 
-    Attributes:
-      vocab_size: ids 0 .. vocab_size - 1 may be emitted; the others never are.
-      mask_id: None is `vocab_size`, an id of its own.
-      table_size: rows of the embedding; None is enough of them, rounded up to 128.
-      mlp: "swiglu" (three matrices), "gelu" (two) or "gelu_tanh" (two with biases, as GPT-2 has),
-        `mlp_dim` wide.
-      position: "rope", "learned" (a table added to the tokens), or "grid" (one table for each of
-        the labellings `groups`, such as the rows, columns and boxes of a Sudoku).
-      norm: "rms", or "layer" with a bias.
-      head_bias: the logits have a bias; not with a tied head or `unit_sizes`.
-      shift: logits of position i are read at i - 1, as models that were autoregressive once do.
-      unit_sizes: number of ids of each position, when positions differ; also one head each.
+    With `keep` it also returns the keys and values (B, Hkv, ., K) of x.
     """
 
-    vocab_size: int
-    seq_len: int
-    num_layers: int
-    width: int
-    num_heads: int
-    num_kv_heads: int | None = None
-    mlp: str = "swiglu"
-    mlp_dim: int | None = None
-    position: str = "learned"
-    groups: tuple[tuple[int, ...], ...] = ()
-    rope_base: float = ROPE_BASE
-    norm: str = "rms"
-    norm_epsilon: float = EPSILON
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    tied_head: bool = False
-    head_bias: bool = False
-    shift: bool = False
-    mask_id: int | None = None
-    table_size: int | None = None
-    unit_sizes: tuple[int, ...] | None = None
-    dtype: str = "float32"
-    remat: str = "none"
-    attention: str = "auto"
-    kernel_std: float = 0.02
-
-    def __post_init__(self):
-        for name, allowed in (
-            ("mlp", MLPS),
-            ("norm", NORMS),
-            ("position", POSITIONS),
-            ("remat", REMAT),
-            ("attention", IMPLS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"model.{name}={getattr(self, name)!r} is unknown; use one of: "
-                    f"{', '.join(allowed)}."
-                )
-        if self.width % self.num_heads or (self.position == "rope" and self.head_dim % 2):
-            raise ValueError(
-                f"Width {self.width} with {self.num_heads} heads does not give whole even head "
-                "sizes; change one of them."
-            )
-        if self.num_heads % self.kv_heads:
-            raise ValueError(
-                f"num_heads={self.num_heads} is no multiple of num_kv_heads={self.kv_heads}; "
-                "change one of them."
-            )
-        if not 0 <= self.mask < self.rows:
-            raise ValueError(
-                f"mask id {self.mask} is outside the embedding table of {self.rows} rows; it must "
-                "lie inside."
-            )
-        if self.unit_sizes is not None and (self.tied_head or len(self.unit_sizes) != self.seq_len):
-            raise ValueError(
-                f"unit_sizes needs one size for each of the {self.seq_len} positions and an untied "
-                f"head, got {len(self.unit_sizes)} sizes and tied_head={self.tied_head}."
-            )
-        if self.head_bias and (self.tied_head or self.unit_sizes is not None):
-            raise ValueError(
-                "head_bias=True needs a head of its own for all positions; drop it, tied_head and "
-                "unit_sizes."
-            )
-        if (self.position == "grid") != bool(self.groups):
-            raise ValueError(
-                f"model.position={self.position!r} with {len(self.groups)} labellings of the "
-                'positions; position="grid" is for boards, use "learned" or "rope" elsewhere.'
-            )
-        k = jax.ShapeDtypeStruct((1, self.kv_heads, self.seq_len, self.head_dim), self.dtype)
-        q = k.update(shape=(1, self.num_heads, 1, self.seq_len, self.head_dim))
-        mask = segment_mask(np.zeros((1, self.seq_len), np.int32))
-        if reason := refusal(self.attention, q, k, mask):
-            raise ValueError(f"model.attention: {reason}")
-
-    @property
-    def head_dim(self) -> int:
-        return self.width // self.num_heads
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def hidden(self) -> int:
-        return self.mlp_dim or 4 * self.width
-
-    @property
-    def mask(self) -> int:
-        return self.vocab_size if self.mask_id is None else self.mask_id
-
-    @property
-    def rows(self) -> int:
-        """Rows of the embedding table."""
-        enough = max(self.vocab_size, self.mask + 1 if self.mask_id is None else 0)
-        return self.table_size or -(-enough // 128) * 128
-
-    @property
-    def logits_size(self) -> int:
-        return self.rows if self.unit_sizes is None else max(self.unit_sizes)
-
-
-class Block(nn.Module):
-    """Pre-norm bidirectional attention and MLP with residuals (Llama's and Qwen's block)."""
-
     cfg: MDMConfig
+    keep: bool = False
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, mask: IntervalMask, rope, at: jax.Array | None = None
-    ) -> tuple[jax.Array, None]:
-        """x (B, n, D) -> (B, n, D), or (B, w, D) of positions at (B, w), which all may see."""
+        self,
+        x: jax.Array,
+        mask: IntervalMask,
+        rope,
+        at: jax.Array | None = None,
+        cache: KVCache | None = None,
+    ) -> tuple[jax.Array, KVCache | None]:
+        """x (B, n, D) -> (B, n, D), or (B, w, D) of positions at (B, w), which all may see.
+
+        With the keys and values (B, Hkv, n, K) of all positions, x, mask and rope are those of
+        positions at (B, w) alone, whose own ones take the place of the cache's.
+        """
         cfg, d, k = self.cfg, self.cfg.width, self.cfg.head_dim
         dtype = jnp.dtype(cfg.dtype)
         init = normal_init(cfg.kernel_std)
@@ -186,13 +75,12 @@ class Block(nn.Module):
 
         h = norm("attn_norm")(x).astype(dtype)
         asking, turn = h, rope
-        if at is not None:
-            x, asking = _pick(x, at), _pick(h, at)
+        if at is not None and cache is None:
+            x, asking, mask = _pick(x, at), _pick(h, at), _asked_at(mask, at)
             turn = rope and tuple(_pick(angle[:, 0], at)[:, None] for angle in rope)
-            hi, lo = _pick(mask.hi[:, 0], at)[:, None], _pick(mask.lo, at)
-            mask = dataclasses.replace(mask, hi=hi, lo=lo)
         q = heads("q", asking, cfg.num_heads, turn)[:, :, None]
-        keys, values = (heads(name, h, cfg.kv_heads, rope) for name in "kv")
+        own = KVCache(*(heads(name, h, cfg.kv_heads, rope) for name in "kv"))
+        keys, values = own if cache is None else _put(cache, own, at)
         attend = lambda *args: interval_attention(*args, impl=cfg.attention)
         out = on_each_device(attend, q, keys, values, mask)[:, :, 0]
         shape, axes = (cfg.num_heads, k, d), ("heads", "head_dim", "embed")
@@ -214,7 +102,7 @@ class Block(nn.Module):
         x = x + matmul(h, down.astype(dtype))
         if cfg.mlp == "gelu_tanh":
             x = x + along_last(bias("down_bias", d).astype(dtype), x.ndim)
-        return shard(x, "batch", "seq", "act_embed"), None
+        return shard(x, "batch", "seq", "act_embed"), own if self.keep else None
 
 
 class MDM(nn.Module):
@@ -284,38 +172,71 @@ class MDM(nn.Module):
         at: jax.Array | None = None,
     ) -> jax.Array:
         """The final norm's output (B, n or w, D) in the compute dtype; as `__call__`."""
+        x, mask, rope = self._enter(tokens, segments)
+        if at is None:
+            x, _ = self.blocks(x, mask, rope)
+        else:
+            x = self._blocks_at(x, mask, rope, self._read(at))
+        x = self.norm(x).astype(self.cfg.dtype)
+        if self.cfg.shift and at is None:
+            x = jnp.concatenate([x[:, :1], x[:, :-1]], axis=1)
+        return x
+
+    def keep(self, tokens: jax.Array, segments: jax.Array | None = None) -> KVCache:
+        """Keys and values (N, B, Hkv, n, K) of all positions, turned; as `__call__`."""
+        return self._blocks_kept(*self._enter(tokens, segments))[1]
+
+    def cached(
+        self,
+        tokens: jax.Array,
+        cache: KVCache,
+        at: jax.Array,
+        segments: jax.Array | None = None,
+    ) -> tuple[jax.Array, KVCache]:
+        """The logits (B, w, V) of positions at (B, w), which see the others as `cache` has them.
+
+        Only they are computed (with `shift` the positions before them, where they are read), and
+        the cache is returned with their keys and values; else as `__call__`.
+        """
+        at = self._read(at)
+        x, new = self._blocks_kept(*self._enter(tokens, segments, at), at, cache)
+        cache = jax.vmap(_put, (0, 0, None))(cache, new, at)  # over layers
+        return self.logits(self.norm(x).astype(self.cfg.dtype)), cache
+
+    def _read(self, at: jax.Array) -> jax.Array:
+        """Where the logits of positions `at` are read."""
+        if self.cfg.unit_sizes is not None:
+            raise ValueError(
+                "Positions with vocabularies of their own are predicted together; leave `at` out."
+            )
+        return jnp.maximum(at - 1, 0) if self.cfg.shift else at
+
+    def _enter(
+        self, tokens: jax.Array, segments: jax.Array | None, at: jax.Array | None = None
+    ) -> tuple[jax.Array, IntervalMask, tuple[jax.Array, jax.Array] | None]:
+        """What the blocks get, of all positions or of those at (B, w): x, mask and angles."""
         cfg, dtype = self.cfg, jnp.dtype(self.cfg.dtype)
         n = tokens.shape[1]
         if n > cfg.seq_len or (n < cfg.seq_len and cfg.position != "rope"):
             raise ValueError(f"MDM takes tokens (B, {cfg.seq_len}), got {tokens.shape}.")
-        if at is not None and cfg.unit_sizes is not None:
-            raise ValueError(
-                "Positions with vocabularies of their own are predicted together; leave `at` out."
-            )
         segments = jnp.zeros((1, n), jnp.int32) if segments is None else segments
-        axis = "act_vocab"
+        mask, axis, pick = segment_mask(segments), "act_vocab", lambda table: table[None]
         if cfg.unit_sizes is not None:
             sizes = np.array(cfg.unit_sizes)
             start = np.concatenate([[0], np.cumsum(sizes + 1)[:-1]]).astype(np.int32)
             hidden = jnp.minimum(tokens, jnp.asarray(sizes, jnp.int32)[None])
             tokens, axis = jnp.asarray(start)[None] + hidden, None
+        if at is not None:
+            tokens, mask, pick = _pick(tokens, at), _asked_at(mask, at), lambda table: table[at]
         x = lookup(self.tok, tokens, dtype, axis)
         if cfg.position == "learned":
-            x = x + self.pos.astype(dtype)[None]
+            x = x + pick(self.pos.astype(dtype))
         for i, labels in enumerate(cfg.groups):
-            x = x + getattr(self, f"group{i}").astype(dtype)[jnp.array(labels)][None]
+            x = x + pick(getattr(self, f"group{i}").astype(dtype)[jnp.array(labels)])
         rope = None
         if cfg.position == "rope":
-            rope = rotary(jnp.arange(n)[None], cfg.head_dim, cfg.rope_base)
-        x, mask = shard(x, "batch", "seq", "act_embed"), segment_mask(segments)
-        if at is None:
-            x, _ = self.blocks(x, mask, rope)
-        else:
-            x = self._blocks_at(x, mask, rope, jnp.maximum(at - 1, 0) if cfg.shift else at)
-        x = self.norm(x).astype(dtype)
-        if cfg.shift and at is None:
-            x = jnp.concatenate([x[:, :1], x[:, :-1]], axis=1)
-        return x
+            rope = rotary(pick(jnp.arange(n)), cfg.head_dim, cfg.rope_base)
+        return shard(x, "batch", "seq", "act_embed"), mask, rope
 
     def _blocks_at(self, x: jax.Array, mask: IntervalMask, rope, at: jax.Array) -> jax.Array:
         """What all blocks make of positions at (B, w): the last one is asked for them alone."""
@@ -327,6 +248,23 @@ class MDM(nn.Module):
 
         last = self.cfg.num_layers - 1
         return layer(last, jax.lax.fori_loop(0, last, layer, x), at)
+
+    def _blocks_kept(
+        self,
+        x: jax.Array,
+        mask: IntervalMask,
+        rope,
+        at: jax.Array | None = None,
+        cache: KVCache | None = None,
+    ) -> tuple[jax.Array, KVCache]:
+        """What all blocks make of x, and its keys and values (N, B, Hkv, ., K)."""
+        block = Block(self.cfg, keep=True, parent=None)
+
+        def layer(x: jax.Array, parts):
+            weights, cache = parts
+            return block.apply({"params": weights}, x, mask, rope, at, cache)
+
+        return jax.lax.scan(layer, x, (self.blocks.variables["params"], cache))
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits (B, n, V) float32 of `hidden` (B, n, D)."""
@@ -352,14 +290,13 @@ def _pick(x: jax.Array, at: jax.Array) -> jax.Array:
     return jax.vmap(lambda row, index: row[index])(x, at)
 
 
-def forward_flops(cfg: MDMConfig, widths: float, squares: float) -> float:
-    """2 FLOPs per multiply-add of forward passes, from the sums of their lengths and squares."""
-    d, kv = cfg.width, cfg.kv_heads * cfg.head_dim
-    mlp = (3 if cfg.mlp == "swiglu" else 2) * d * cfg.hidden
-    kernels = cfg.num_layers * (2 * d * d + 2 * d * kv + mlp) + d * cfg.logits_size
-    return 2.0 * (kernels * widths + cfg.num_layers * 2 * d * squares)
+def _put(cache: KVCache, new: KVCache, at: jax.Array) -> KVCache:
+    """A cache (B, Hkv, n, K) with new (B, Hkv, w, K) at positions (B, w)."""
+    write = jax.vmap(lambda old, new, index: old.at[:, index].set(new))
+    return KVCache(write(cache.k, new.k, at), write(cache.v, new.v, at))
 
 
-def forward_flops_per_token(cfg: MDMConfig) -> float:
-    """FLOPs per position of one forward pass over a full row; attention reads all of it."""
-    return forward_flops(cfg, 1, cfg.seq_len)
+def _asked_at(mask: IntervalMask, at: jax.Array) -> IntervalMask:
+    """What positions at (B, w) may see."""
+    hi, lo = _pick(mask.hi[:, 0], at)[:, None], _pick(mask.lo, at)
+    return dataclasses.replace(mask, hi=hi, lo=lo)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from aodiff.nn.layers import Linear, Norm, param, rotary
-from aodiff.nn.mdm import Block, MDMConfig
+from aodiff.nn.mdm import Block
+from aodiff.nn.mdm_config import MDMConfig
 from pallas_kernels import segment_mask
 
 POLICIES = ("mlp", "transformer")

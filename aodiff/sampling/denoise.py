@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from aodiff import rng
 from aodiff.core import categorical
-from aodiff.sampling import policies, remask
+from aodiff.sampling import cache, policies, remask
 from aodiff.sampling.policies import COUNTS, SCORES
 from aodiff.sampling.samples import Samples
 from aodiff.sampling.state import State, advance, begin, in_block, live, masked_positions, spend
@@ -57,6 +57,8 @@ class Decoder:
         (LLaDA's confidence_eos_eot_inf).
       crop: ids that end a row: what comes after is cut off, and the next step of the row fills
         what is masked before it by the most likely tokens.
+      refresh: calls after which a row's cache is renewed, as it is when the row begins a block; in
+        between the block alone is computed (`cache`). 1 is exact, 0 is no cache.
     """
 
     score: str
@@ -68,6 +70,7 @@ class Decoder:
     suppress: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
     crop: tuple[int, ...] = ()
+    refresh: int = 0
 
     def __post_init__(self):
         names = (*SCORES, "order", "policy")
@@ -83,6 +86,12 @@ class Decoder:
             raise ValueError(f"position noise {self.noise} is not allowed; give 0 (none) or more")
         if self.remask:
             remask.check(self)
+        if self.refresh < 0 or (self.refresh and (not self.block or self.score == "policy")):
+            raise ValueError(
+                f"sample.refresh={self.refresh} with blocks of {self.block} and score "
+                f"{self.score!r}; give a number of calls with blocks and any score but the policy, "
+                "which looks at all positions, or 0 for no cache"
+            )
 
     def check(self, n: int) -> None:
         """Raises ValueError for choices that do not fit rows of n positions."""
@@ -131,6 +140,7 @@ def decode(
     policy: Policy | None = None,
     grow: Grow | None = None,
     denoise_at: DenoiseAt | None = None,
+    cached: cache.Cached | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
@@ -149,6 +159,7 @@ def decode(
       grow: lets rows grow, up to C.
       denoise_at: used in place of `denoise` where only the block is looked at: with blocks, and
         neither policy nor growth.
+      cached: used in place of both by a decoder with `refresh`.
       temperature, top_p, top_k: of the tokens, see `categorical.shape`; temperature 0 is greedy.
 
     Returns:
@@ -156,15 +167,17 @@ def decode(
       the token then, before temperature and truncation.
 
     Raises:
-      ValueError: a decoder without what its score asks for, growth with a decoder that cannot grow.
+      ValueError: a decoder without what its score asks for, growth with a decoder that cannot
+        grow, `refresh` without `cached`.
     """
-    _check_parts(decoder, order, policy, grow)
+    _check_parts(decoder, order, policy, grow, cached)
     rank = None if order is None else jnp.argsort(order, axis=1).astype(jnp.float32)
     start = begin(tokens, given, block=decoder.block, mask_id=mask_id, length=length)
     capacity = tokens.shape[1]
     windows = bool(decoder.block) and policy is None and grow is None
 
-    def step(state: State) -> State:
+    def step(carry: tuple[State, cache.Store | None]) -> tuple[State, cache.Store | None]:
+        state, store = carry
         if decoder.rule[0] in policies.MAY_REVEAL_NONE:
             state = _skip_idle(state, keys, decoder, mask_id)
         step_keys = jax.vmap(jax.random.fold_in)(keys, state.step)
@@ -174,12 +187,15 @@ def decode(
             at = state.block_start[:, None] + jnp.arange(decoder.block)[None]
             within = jnp.minimum(at, capacity - 1)
             pick = lambda x: jnp.take_along_axis(x, jnp.expand_dims(within, range(2, x.ndim)), 1)
-        if windows and denoise_at is not None:
-            logits = denoise_at(state.tokens, state.length, within)
+        if store is not None:
+            logits, store, state = cache.look(cached, store, state, within, decoder.refresh)
         else:
-            logits = pick(denoise(state.tokens, state.length))
+            if windows and denoise_at is not None:
+                logits = denoise_at(state.tokens, state.length, within)
+            else:
+                logits = pick(denoise(state.tokens, state.length))
+            state = spend(state, ~state.done)
         logits = logits.astype(jnp.float32)
-        state = spend(state, ~state.done)
         if grow is not None:
             state, logits = grow(state, logits, rng.fold(step_keys, _GROW))
         logits = _without(logits, (mask_id, *decoder.suppress))
@@ -203,7 +219,8 @@ def decode(
             score = SCORES[decoder.score](view)
         if decoder.remask:
             noise = categorical.gumbel(cell_keys(_PLACE))
-            return remask.step(decoder, state, mask_id, eligible, proposal, logp, noise)
+            state = remask.step(decoder, state, mask_id, eligible, proposal, logp, noise)
+            return state, store
         if decoder.noise:
             score = categorical.perturb(cell_keys(_PLACE), score, decoder.noise)
         late = _is_in(proposal, decoder.late)
@@ -227,9 +244,10 @@ def decode(
             used=state.used + ~state.done,
             step=state.step + ~state.done,
         )
-        return advance(_crop(state, decoder), decoder.block, mask_id)
+        return advance(_crop(state, decoder), decoder.block, mask_id), store
 
-    end = jax.lax.while_loop(lambda s: ~jnp.all(s.done), step, start)
+    store = cache.empty(cached, start) if decoder.refresh else None
+    end, _ = jax.lax.while_loop(lambda c: ~jnp.all(c[0].done), step, (start, store))
     exists = live(end)
     return Samples(
         tokens=jnp.where(exists, end.tokens, 0),
@@ -242,13 +260,15 @@ def decode(
     )
 
 
-def _check_parts(decoder: Decoder, order, policy, grow) -> None:
+def _check_parts(decoder: Decoder, order, policy, grow, cached) -> None:
     for name, part in (("order", order), ("policy", policy)):
         if (decoder.score == name) != (part is not None):
             raise ValueError(
                 f"a decoder of score {decoder.score!r} with {name}="
                 f"{'None' if part is None else '...'}; pass {name} exactly when it is the score"
             )
+    if decoder.refresh and cached is None:
+        raise ValueError(f"refresh={decoder.refresh} needs a denoiser with a cache; pass `cached`")
     if grow is not None:
         check_growth(decoder)
 
@@ -256,10 +276,11 @@ def _check_parts(decoder: Decoder, order, policy, grow) -> None:
 def check_growth(decoder: Decoder) -> None:
     """Raises ValueError if the rows of a decoder cannot grow."""
     cannot = decoder.rule[0] in (*policies.MAY_REVEAL_NONE, *policies.FIXED_SIZE)
-    if cannot or decoder.remask:
+    if cannot or decoder.remask or decoder.refresh:
         raise ValueError(
-            f"rows cannot grow with schedule {decoder.schedule!r} and remask={decoder.remask!r}; "
-            "use linear, dllm, one, threshold(p) or factor(f), and no re-masking"
+            f"rows cannot grow with schedule {decoder.schedule!r}, remask={decoder.remask!r} and "
+            f"refresh={decoder.refresh}; use linear, dllm, one, threshold(p) or factor(f), no "
+            "re-masking and no cache, whose positions move"
         )
 
 

@@ -12,7 +12,8 @@ class Samples:
     int32, the network call at which each position was filled (-1: it was given). Where the sampler
     knows them: logp (B, n) float32, the log probability of each filled token; calls (B,) int32,
     network calls whose result a row used; widths and squares (B,) float32, the sums over those
-    calls of the row's length and of its square, from which its FLOPs follow.
+    calls of the row's length and of its square, from which its FLOPs follow (with a cache, of the
+    positions that were computed and of their product with the length).
     """
 
     tokens: jax.Array

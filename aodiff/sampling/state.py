@@ -20,7 +20,8 @@ class State:
       when: (B, C) int32, the step that revealed a position; -1: none.
       logp: (B, C) float32 log probability of each revealed token.
       step: (B,) int32 steps made. calls: (B,) int32 network calls, those of `Grow` included.
-      widths, squares: (B,) float32 sums over the calls of the length and its square.
+      widths, squares: (B,) float32 sums over the calls of the positions that were computed, all of
+        the row but for a cache, and of them times the length.
       cropped: (B,) bool, the row ended early and its next step fills what is masked.
       done: (B,) bool.
     """
@@ -77,13 +78,17 @@ def begin(
     return advance(state.replace(block_start=first, block_end=first), block, mask_id)
 
 
-def spend(state: State, rows: jax.Array) -> State:
-    """Counts one network call at the present length for rows (B,) bool."""
-    length = jnp.where(rows, state.length, 0).astype(jnp.float32)
+def spend(state: State, rows: jax.Array, width: jax.Array | None = None) -> State:
+    """Counts one network call at the present length for rows (B,) bool.
+
+    Args:
+      width: (B,) int32 positions that are computed, None: all of the row.
+    """
+    width = jnp.where(rows, state.length if width is None else width, 0).astype(jnp.float32)
     return state.replace(
         calls=state.calls + rows,
-        widths=state.widths + length,
-        squares=state.squares + length**2,
+        widths=state.widths + width,
+        squares=state.squares + width * state.length,
     )
 
 

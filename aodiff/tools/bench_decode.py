@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aodiff.nn.mdm import MDM, MDMConfig
+from aodiff.nn.mdm import MDM
+from aodiff.nn.mdm_config import MDMConfig
 from aodiff.sampling.denoise import Decoder, decode
 from aodiff.tools.turns import take_turns
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from aodiff.nn.mdm import MDMConfig
+from aodiff.nn.mdm_config import MDMConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from aodiff.config import ConfigError, base
 from aodiff.data import DataInfo
 from aodiff.data.tokenizers import Char27Tokenizer
 from aodiff.methods import build
-from aodiff.nn.mdm import forward_flops, forward_flops_per_token
+from aodiff.nn.mdm_config import forward_flops, forward_flops_per_token
 
 TEXT = DataInfo("text", 8, 27, "character", tokenizer=Char27Tokenizer())
 BARE = DataInfo("text", 8, 5, "byte")

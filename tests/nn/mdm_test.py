@@ -8,7 +8,8 @@ import pytest
 
 from aodiff import partitioning
 from aodiff.nn.layers import rotary, rotate
-from aodiff.nn.mdm import MASKED, MDM, MDMConfig, forward_flops_per_token
+from aodiff.nn.mdm import MASKED, MDM
+from aodiff.nn.mdm_config import MDMConfig, forward_flops_per_token
 
 TINY = dict(vocab_size=50, seq_len=7, num_layers=2, width=32, num_heads=4, mlp_dim=48)
 FAMILIES = {
