@@ -6,11 +6,13 @@ the JSON that says which run they belong to. A directory has its final name only
 
 import copy
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
@@ -55,6 +57,16 @@ class _Manager(ocp.CheckpointManager):
         return False
 
 
+class _LeafByLeaf(ocp.type_handlers.ArrayHandler):
+    """Writes arrays that functions make, each made after the one before is on disk."""
+
+    async def serialize(self, values, infos, args=None):
+        for make, info, arg in zip(values, infos, args, strict=True):
+            for future in await super().serialize([make()], [info], [arg]):
+                future.result()
+        return []
+
+
 class Checkpoints:
     """The checkpoints of one run; saves are asynchronous."""
 
@@ -96,6 +108,28 @@ class Checkpoints:
         except (OSError, ValueError, RuntimeError) as e:
             raise _error("write", self.path / str(step), e) from e
 
+    def save_params(self, params: Any, meta: dict) -> None:
+        """Writes step 0 with parameters alone, a tree of functions each of which makes one.
+
+        They are called one after the other, so that no two need to be in memory.
+        """
+        registry = ocp.type_handlers.create_type_handler_registry(
+            (types.FunctionType, _LeafByLeaf())
+        )
+        handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave({"params": params}),
+            meta=ocp.args.JsonSave(meta | {"step": 0}),
+        )
+        options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+        handlers = {"state": handler, "meta": ocp.JsonCheckpointHandler()}
+        try:
+            with _Manager(self.path, item_handlers=handlers, options=options) as manager:
+                manager.save(0, args=items)
+        except (OSError, RuntimeError) as e:
+            raise _error("write", self.path / "0", e) from e
+        self._manager.reload()
+
     def wait(self) -> None:
         """Blocks until every save is complete."""
         try:
@@ -122,13 +156,23 @@ class Checkpoints:
 
     def part(self, step: int, path: str, abstract: Any) -> Any:
         """One part, which may lie deeper, such as "params" or "extra.denoiser"; see `parts`."""
-        item = abstract
-        for name in reversed(path.split(".")):
-            item = {name: item}
-        found = self.parts(step, item)
-        for name in path.split("."):
-            found = found[name]
-        return found
+        return _at(self.parts(step, _nested(path, abstract)), path)
+
+    def array(self, step: int, path: str) -> np.ndarray:
+        """One array of a part, such as "params.params.embedding", on the host, in its own dtype."""
+        whole = ocp.RestoreArgs(restore_type=np.ndarray)
+        args = ocp.args.PyTreeRestore(
+            item=_nested(path, 0), restore_args=_nested(path, whole), partial_restore=True
+        )
+        return _at(self._restore(step, state=args)["state"], path)
+
+    def dtypes(self, step: int, path: str) -> Any:
+        """The tree of dtypes of a part as it is stored."""
+        try:
+            found = ocp.PyTreeCheckpointHandler().metadata(self.path / str(step) / "state").tree
+        except (OSError, ValueError) as e:
+            raise _error("read", self.path / str(step), e) from e
+        return jax.tree.map(lambda x: np.dtype(x.dtype), _at(found, path))
 
     def _restore(self, step: int, **items) -> Any:
         try:
@@ -141,6 +185,18 @@ class Checkpoints:
         """Waits for saves and ends the background threads."""
         self.wait()
         self._manager.close()
+
+
+def _nested(path: str, value: Any) -> Any:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return value
+
+
+def _at(tree: Any, path: str) -> Any:
+    for name in path.split("."):
+        tree = tree[name]
+    return tree
 
 
 def _error(verb: str, path: pathlib.Path, e: Exception) -> CheckpointError:

@@ -26,6 +26,23 @@ LLADA = PRETRAINED | {
     "sample.order": "confidence",
     "sample.temperature": 0.0,
 }
+MDLM_OWT = PRETRAINED | {
+    "checkpoint.needs": "the weights of MDLM (kuleshov-group/mdlm-owt, 0.7 GB)",
+    "data.tokenizer": "gpt2",
+    "data.seq_len": 1024,
+    "model.dtype": "float32",
+    "model.num_layers": 12,
+    "model.width": 768,
+    "model.num_heads": 12,
+    "model.mlp": "gelu_tanh",
+    "model.norm": "layer",
+    "model.head_bias": True,
+    "model.mask_id": 50257,
+    "model.table_size": 50304,
+    "sample.order": "random",
+    "sample.schedule": "ancestral",
+    "sample.crop": False,
+}
 DREAM = PRETRAINED | {
     "checkpoint.needs": "the weights of Dream-7B (Dream-org/Dream-v0-Instruct-7B, 15.2 GB)",
     "data.tokenizer": "hf:dream/tokenizer.json",

@@ -13,12 +13,14 @@
 | llada_8b_gsm8k | LLaDA-8B-Instruct, answers of 256 in blocks of 8 | 1 chip of 32 GB or 4 of 16 GB (16.0 GB of weights) | 78.6 to 78.9 % | published; not run here |
 | llada_8b_humaneval | the same, 512 positions at once, no end of text | same | pass@1 47.0 to 49.4 % | published; not run here |
 | llada_8b_mbpp | the same, 256 positions at once, end of text last | same | pass@1 39.6 to 41.0 % | published; not run here |
+| mdlm_owt | MDLM on OpenWebText, 170 M parameters, texts of 1024 | 1 chip (0.7 GB of weights) | perplexity bound 23.2 | published; not run here |
 | dream_7b_gsm8k | Dream-7B-Instruct, answers of 256 | same, at most 4 chips a model (15.2 GB) | settings as published | not run here |
 | dream_7b_humaneval | the same, answers of 768 | same | settings as published | not run here |
 | dream_7b_mbpp | the same, answers of 1024 | same | settings as published | not run here |
 
-The presets of 7 and 8 billion parameters need weights and the tokenizer.json of their authors
-(--config.data.tokenizer=hf:FILE) and say so. Rows hold a prompt and its answer. Prompts and scores
+The presets of published models need the weights of their authors, which
+`python -m aodiff.tools.import_torch` reads, and the larger ones their tokenizer.json
+(--config.data.tokenizer=hf:FILE), and say so. Rows hold a prompt and its answer. Prompts and scores
 are made by `python -m aodiff.tools.score`: the published numbers are LLaDA's own and OpenCompass's,
 on GSM8K with four worked examples in chat turns (--examples), on Dream with none.
 
@@ -31,7 +33,7 @@ sudoku4, share of 1000 puzzles of 36 unseen grids that are solved (with 0 to 2 c
 """
 
 from aodiff.config import ConfigError, base
-from aodiff.pretrained import DREAM, LLADA
+from aodiff.pretrained import DREAM, LLADA, MDLM_OWT
 
 TEXT = {
     "data.seq_len": 64,
@@ -122,6 +124,7 @@ PRESETS = {
     "llada_8b_gsm8k": LLADA | {"sample.canvas": (256, 256), "sample.block": 8},
     "llada_8b_humaneval": LLADA | {"sample.canvas": (512, 512), "sample.eos": "never"},
     "llada_8b_mbpp": LLADA | {"sample.canvas": (256, 256), "sample.eos": "last"},
+    "mdlm_owt": MDLM_OWT,
     "dream_7b_gsm8k": DREAM | {"sample.canvas": (256, 256)},
     "dream_7b_humaneval": DREAM | {"sample.canvas": (768, 768), "data.seq_len": 1536},
     "dream_7b_mbpp": DREAM | {"sample.canvas": (1024, 1024), "data.seq_len": 2048},
