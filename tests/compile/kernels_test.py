@@ -4,6 +4,7 @@ Nothing here runs on a TPU: what is shown is that the compiler takes the kernels
 it makes of them.
 """
 
+import collections
 import concurrent.futures
 import json
 import math
@@ -24,23 +25,30 @@ LONG = {
     "longer_streams": 32768,
     "longer_lengths": 32768,
 }
+WHOLE = "v5e"  # this generation compiles all programs in every run, the others these
+FEW = ("streams", "lengths", "segments_rank", "cached", "longer_streams", "mesh_streams")
 XLA = ("dense", "mesh_sum")  # programs that have what the others must not
 KERNELS = [name for name in (*PROGRAMS, *MESH_PROGRAMS) if name not in XLA]
 
 
-def compiled(generation):
-    process = run(PROGRAM, generation, timeout=1500, **WITHOUT_TPU)
+def compiled(generation, names):
+    process = run(PROGRAM, generation, *names, timeout=1500, **WITHOUT_TPU)
     assert process.returncode == 0, process.stderr[-2000:]
     return json.loads(process.stdout)
 
 
 @pytest.fixture(scope="module")
 def processes(request):
-    """One process for each generation that a selected test asks for, two at a time."""
+    """One process for each generation, of the programs that selected tests ask for, two at once."""
     selected = [item for item in request.session.items if "report" in item.fixturenames]
-    chosen = dict.fromkeys(item.callspec.params["generation"] for item in selected)
+    chosen = collections.defaultdict(dict)
+    for item in selected:
+        chosen[item.callspec.params["generation"]][item.callspec.params["name"]] = None
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        yield {generation: pool.submit(compiled, generation) for generation in chosen}
+        yield {
+            generation: pool.submit(compiled, generation, chosen[generation])
+            for generation in chosen
+        }
 
 
 @pytest.fixture
@@ -50,13 +58,17 @@ def report(processes, generation, name):
 
 
 def each(names):
-    """For every generation and each of these programs, where there is a compiler."""
+    """For every generation and each of these programs, where there is a compiler.
 
-    def decorate(test):
-        test = pytest.mark.parametrize("name", names)(test)
-        return needs_libtpu(pytest.mark.parametrize("generation", HBM_GB)(test))
+    Most programs are slow tests on all generations but one.
+    """
 
-    return decorate
+    def case(generation, name):
+        slow = generation != WHOLE and name not in FEW
+        return pytest.param(generation, name, marks=[pytest.mark.slow] * slow)
+
+    cases = [case(generation, name) for generation in HBM_GB for name in names]
+    return lambda test: needs_libtpu(pytest.mark.parametrize(("generation", "name"), cases)(test))
 
 
 @each(KERNELS)
