@@ -118,6 +118,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             # With blocks: calls between two of a whole row, which compute the block alone and see
             # the rest in a cache (Fast-dLLM); 1 is exact, 0: no cache.
             refresh=0,
+            buckets=(),  # widths at which steps are compiled too, for rows that are still short
             position_noise=0.0,  # temperature of the choice of positions; 0: the best
             remask="",  # or "topk", "p2": unlikely tokens are masked again in every step
             eos="free",  # or "last", "never": when the id that ends a text may be revealed

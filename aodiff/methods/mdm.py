@@ -311,6 +311,11 @@ class MDMMethod:
                 f"sample.refresh={s.refresh} with positions of their own vocabularies, which are "
                 "predicted together; use 0 for no cache"
             )
+        if s.buckets and cfg.position != "rope":
+            raise ConfigError(
+                f"sample.buckets={tuple(s.buckets)} with model.position={cfg.position!r}, whose "
+                'rows have one width; use () or "rope"'
+            )
         plan = make_plan(
             tuple(s.canvas),
             n,
@@ -323,17 +328,15 @@ class MDMMethod:
 
         def fn(params, extra, keys, tokens, given):
             call = functools.partial(self.denoise, params)
-            length, grow = plan(call, given)
             return denoise.decode(
                 call,
                 keys,
                 tokens,
                 given,
                 decoder,
-                length=length,
                 order=order and order(rng.fold(keys, n), jnp.int32(0)),
                 policy=guide and guide(extra),
-                grow=grow,
+                **plan(call, given),
                 denoise_at=None if cfg.unit_sizes else functools.partial(self.denoise_at, params),
                 cached=self.cached(params),
                 mask_id=cfg.mask,

@@ -96,6 +96,7 @@ def decoder_of(sample, score: str, n: int, eos: int | None) -> denoise.Decoder:
         late=(eos,) if sample.eos == "last" else (),
         crop=(eos,) if sample.crop else (),
         refresh=sample.refresh,
+        buckets=tuple(sample.buckets),
     )
     decoder.check(n)
     return decoder

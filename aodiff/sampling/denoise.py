@@ -18,7 +18,17 @@ from aodiff.core import categorical
 from aodiff.sampling import cache, policies, remask
 from aodiff.sampling.policies import COUNTS, SCORES
 from aodiff.sampling.samples import Samples
-from aodiff.sampling.state import State, advance, begin, in_block, live, masked_positions, spend
+from aodiff.sampling.state import (
+    State,
+    advance,
+    begin,
+    in_block,
+    live,
+    masked_positions,
+    narrowed,
+    spend,
+    widened,
+)
 
 # tokens (B, C) int32, length (B,) int32 -> logits (B, C, V) float32; positions at or beyond the
 # length must be invisible; ids that may not be emitted are at or below -1e8.
@@ -59,6 +69,8 @@ class Decoder:
         what is masked before it by the most likely tokens.
       refresh: calls after which a row's cache is renewed, as it is when the row begins a block; in
         between the block alone is computed (`cache`). 1 is exact, 0 is no cache.
+      buckets: widths below that of the rows, ascending. Steps are computed at the first that holds
+        all rows which are not done, so that short rows are cheap; logits differ by rounding alone.
     """
 
     score: str
@@ -71,6 +83,7 @@ class Decoder:
     late: tuple[int, ...] = ()
     crop: tuple[int, ...] = ()
     refresh: int = 0
+    buckets: tuple[int, ...] = ()
 
     def __post_init__(self):
         names = (*SCORES, "order", "policy")
@@ -92,11 +105,21 @@ class Decoder:
                 f"{self.score!r}; give a number of calls with blocks and any score but the policy, "
                 "which looks at all positions, or 0 for no cache"
             )
+        if self.buckets and (self.refresh or self.score == "policy"):
+            raise ValueError(
+                f"sample.buckets={self.buckets} with refresh={self.refresh} and score "
+                f"{self.score!r}; a cache and a policy are of whole rows, use ()"
+            )
 
     def check(self, n: int) -> None:
         """Raises ValueError for choices that do not fit rows of n positions."""
         blocks = num_blocks(self.block, n)
         width = n // blocks
+        if list(self.buckets) != sorted({w for w in self.buckets if 0 < w < n}):
+            raise ValueError(
+                f"sample.buckets={self.buckets} are not ascending widths between 0 and the {n} "
+                "positions of a row; use () for none"
+            )
         limited = self.rule[0] in policies.AT_MOST_ONE_CALL_A_TOKEN and not self.remask
         if self.steps < 1 or (limited and self.steps > width):
             raise ValueError(
@@ -139,6 +162,7 @@ def decode(
     order: jax.Array | None = None,
     policy: Policy | None = None,
     grow: Grow | None = None,
+    growth: int = 0,
     denoise_at: DenoiseAt | None = None,
     cached: cache.Cached | None = None,
     temperature: float = 1.0,
@@ -156,7 +180,7 @@ def decode(
       length: (B,) int32 live positions of each row, None: all. The others stay 0.
       order: (B, C) int32 permutations for the score "order".
       policy: scores of the positions for the score "policy".
-      grow: lets rows grow, up to C.
+      grow: lets rows grow, up to C. growth: masks it inserts in a step of a row, at most.
       denoise_at: used in place of `denoise` where only the block is looked at: with blocks, and
         neither policy nor growth.
       cached: used in place of both by a decoder with `refresh`.
@@ -173,11 +197,11 @@ def decode(
     _check_parts(decoder, order, policy, grow, cached)
     rank = None if order is None else jnp.argsort(order, axis=1).astype(jnp.float32)
     start = begin(tokens, given, block=decoder.block, mask_id=mask_id, length=length)
-    capacity = tokens.shape[1]
     windows = bool(decoder.block) and policy is None and grow is None
 
     def step(carry: tuple[State, cache.Store | None]) -> tuple[State, cache.Store | None]:
         state, store = carry
+        capacity = state.tokens.shape[1]
         if decoder.rule[0] in policies.MAY_REVEAL_NONE:
             state = _skip_idle(state, keys, decoder, mask_id)
         step_keys = jax.vmap(jax.random.fold_in)(keys, state.step)
@@ -209,7 +233,7 @@ def decode(
             proposal = jnp.where(state.cropped[:, None], categorical.best(logits), proposal)
         logp = policies.log_chance(logits, proposal)
         if decoder.score == "order":
-            score = -pick(rank)
+            score = -pick(rank[:, :capacity])
         elif decoder.score == "policy":
             score = policy(logits, masked_positions(state, mask_id), state.fixed, state.length)
         else:
@@ -247,7 +271,16 @@ def decode(
         return advance(_crop(state, decoder), decoder.block, mask_id), store
 
     store = cache.empty(cached, start) if decoder.refresh else None
-    end, _ = jax.lax.while_loop(lambda c: ~jnp.all(c[0].done), step, (start, store))
+    end = start
+    for width in (*decoder.buckets, tokens.shape[1]):
+
+        def goes_on(carry: tuple[State, cache.Store | None], width: int = width) -> jax.Array:
+            state, _ = carry
+            fits = state.done | (jnp.minimum(state.length + growth, tokens.shape[1]) <= width)
+            return ~jnp.all(state.done) & jnp.all(fits)
+
+        part, _ = jax.lax.while_loop(goes_on, step, (narrowed(end, width), store))
+        end = widened(part, end)
     exists = live(end)
     return Samples(
         tokens=jnp.where(exists, end.tokens, 0),

@@ -1,19 +1,20 @@
 """From the names of a config to rows that grow while they are decoded."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
 from aodiff.sampling import canvas
 from aodiff.sampling.carve import Carve, carve
 from aodiff.sampling.daedal import Daedal, daedal
-from aodiff.sampling.denoise import Decoder, Denoise, Grow, check_growth
+from aodiff.sampling.denoise import Decoder, Denoise, check_growth
 
 NONE = "none"
 OPTIONS: dict[str, Callable[..., Carve | Daedal]] = {"carve": Carve, "daedal": Daedal}
 
-# given (B, C) bool -> lengths (B,) at first, and what lets rows grow.
-Plan = Callable[[Denoise, jax.Array], tuple[jax.Array, Grow | None]]
+# given (B, C) bool -> `length`, `grow` and `growth` of `decode`.
+Plan = Callable[[Denoise, jax.Array], dict[str, Any]]
 
 
 def make_plan(
@@ -57,12 +58,14 @@ def make_plan(
         check_growth(decoder)
     chosen = None if kind == NONE else OPTIONS[kind](**options[kind])
 
-    def plan(denoise: Denoise, given: jax.Array) -> tuple[jax.Array, Grow | None]:
+    def plan(denoise: Denoise, given: jax.Array) -> dict[str, Any]:
         length, most = canvas.room(given, *(room or (0, 0)))
         if isinstance(chosen, Carve):
-            return length, carve(denoise, chosen, mask_id, most, bool(decoder.block))
-        if isinstance(chosen, Daedal):
-            return length, daedal(denoise, chosen, mask_id, end, most)
-        return length, None
+            grow, growth = carve(denoise, chosen, mask_id, most, bool(decoder.block)), chosen.growth
+        elif isinstance(chosen, Daedal):  # which grows as often as it likes before its first step
+            grow, growth = daedal(denoise, chosen, mask_id, end, most), capacity
+        else:
+            grow, growth = None, 0
+        return {"length": length, "grow": grow, "growth": growth}
 
     return plan

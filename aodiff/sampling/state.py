@@ -78,6 +78,20 @@ def begin(
     return advance(state.replace(block_start=first, block_end=first), block, mask_id)
 
 
+def narrowed(state: State, width: int) -> State:
+    """The first `width` positions of the rows, for steps of rows that are no longer."""
+    return jax.tree.map(lambda x: x[:, :width] if x.ndim == 2 else x, state)
+
+
+def widened(part: State, state: State) -> State:
+    """`state` with what became of its first positions in `part`."""
+
+    def put(new: jax.Array, old: jax.Array) -> jax.Array:
+        return old.at[:, : new.shape[1]].set(new) if new.ndim == 2 else new
+
+    return jax.tree.map(put, part, state)
+
+
 def spend(state: State, rows: jax.Array, width: jax.Array | None = None) -> State:
     """Counts one network call at the present length for rows (B,) bool.
 

@@ -17,9 +17,10 @@ def plan(room, kind="none", decoder=LINEAR, end=1, options=OPTIONS):
 @pytest.mark.parametrize("kind", ["none", "carve", "daedal"])
 def test_rows_begin_at_their_first_length(kind):
     given = jnp.arange(16)[None] < jnp.array([[3], [12]])
-    length, grow = plan((5, 9), kind)(None, given)
-    assert length.tolist() == [8, 16] and (grow is None) == (kind == "none")
-    assert plan(())(None, given)[0].tolist() == [16, 16]
+    found = plan((5, 9), kind)(None, given)
+    assert found["length"].tolist() == [8, 16] and (found["grow"] is None) == (kind == "none")
+    assert found["growth"] == {"none": 0, "carve": 4, "daedal": 16}[kind]
+    assert plan(())(None, given)["length"].tolist() == [16, 16]
 
 
 @pytest.mark.parametrize(
