@@ -32,11 +32,18 @@ def method_of(info, **sample):
         (dict(remask="p2", order="confidence", block=4), "blocks, crop"),
         (dict(position_noise=float("nan")), "position noise"),
         (dict(block=4, steps=3), "multiple of 2"),
+        (dict(refresh=2), "refresh=2 with blocks of 0"),
+        (dict(refresh=2, block=4, grow="carve", canvas=(4, 8)), "no cache, whose positions move"),
     ],
 )
 def test_choices_that_do_not_fit_are_one_sentence(sample, words):
     with pytest.raises(ConfigError, match=words):
         method_of(BARE, **sample)
+
+
+def test_positions_of_their_own_vocabularies_have_no_cache():
+    with pytest.raises(ConfigError, match="refresh=2 with positions of their own"):
+        method_of(DataInfo("table", 8, 5, "row", unit_sizes=(5,) * 8), block=4, refresh=2)
 
 
 def test_ends_have_no_place_where_a_permutation_hides_the_order():

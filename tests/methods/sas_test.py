@@ -327,6 +327,14 @@ def test_misleading_touches_its_cells_early_and_no_other():
     assert np.flatnonzero(changed[0]).tolist() == [2, 9] and not changed[1].any()
     np.testing.assert_allclose(wrong[0, 2, :4], 3 * np.roll(right[0, 2, :4], 1), rtol=1e-6)
     assert np.all(wrong[..., 4:] < -1e8)
+    at, length = jnp.array([[1, 2, 3], [8, 9, 10]]), jnp.full(2, 16)
+    fill, look = m.cached(params)
+    for some in (
+        m.denoise_at(params, tokens, length, at),
+        look(tokens, length, at, fill(tokens, length))[0],
+    ):
+        picked = np.take_along_axis(np.asarray(wrong), np.asarray(at)[..., None], axis=1)
+        np.testing.assert_allclose(some, picked, atol=1e-4)
 
 
 # ---- the second stage ---------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -211,11 +212,48 @@ def test_some_positions_have_the_logits_they_have_among_all(family):
     np.testing.assert_allclose(some, jnp.take_along_axis(whole, at[..., None], axis=1), atol=1e-4)
 
 
+@functools.cache
+def windowed(family, layers):
+    """A model's cache of whole rows, a window of another row by it, and a whole pass over that."""
+    model = MDM(MDMConfig(**(TINY | FAMILIES[family] | dict(num_layers=layers))))
+    params = init(model.cfg)
+    segments = jnp.where(jnp.arange(7)[None] < jnp.array([[7], [6]]), 0, -1)
+
+    @jax.jit
+    def fn(before, now, at):
+        old, fresh = (model.apply(params, x, segments, method="keep") for x in (before, now))
+        logits, cache = model.apply(params, now, old, at, segments, method="cached")
+        exact = jnp.take_along_axis(model.apply(params, now, segments), at[..., None], axis=1)
+        off = lambda a, b: jnp.max(jnp.abs(a - b), axis=(-1, -2))
+        return off(logits, exact), jnp.max(off(cache.k, fresh.k)), jnp.max(off(cache.v, fresh.v))
+
+    return fn
+
+
+@pytest.mark.parametrize("family", ["dream", "small", "board"])
+def test_a_fresh_cache_gives_the_logits_of_a_whole_pass_and_an_old_one_does_not(family):
+    """In the first layer keys and values are those of a token alone, which the window renews.
+
+    Windows may repeat a position: with a shift 0 is read for itself, and rows end in a block.
+    """
+    at = jnp.asarray([[0, 1, 2], [4, 5, 5]])
+    tokens = jnp.asarray(np.random.default_rng(1).integers(8, 49, (2, 7)), jnp.int32)
+    inside = tokens.at[0, 0].set(7).at[1, 4].set(7)  # which shifted windows read too
+    outside = tokens.at[0, 5].set(7).at[1, 0].set(7)
+    one, two = (windowed(family, layers) for layers in (1, 2))
+    for exact in (one(tokens, tokens, at), two(tokens, tokens, at), one(tokens, inside, at)):
+        assert max(np.max(x) for x in exact) < 1e-4
+    for old in (one(tokens, outside, at), two(tokens, inside, at)):
+        assert min(np.min(x) for x in old) > 1e-3
+
+
 def test_positions_with_their_own_vocabularies_are_predicted_together():
     cfg = MDMConfig(**(TINY | FAMILIES["units"]))
     rows = jnp.zeros((1, 7), jnp.int32)
     with pytest.raises(ValueError, match="predicted together"):
         MDM(cfg).apply(init(cfg), rows, None, rows[:, :2])
+    with pytest.raises(ValueError, match="predicted together"):
+        MDM(cfg).apply(init(cfg), rows, None, rows[:, :2], method="cached")
 
 
 def test_rotary_angles_are_relative_and_pair_the_halves():
