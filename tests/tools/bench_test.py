@@ -29,6 +29,7 @@ def test_both_sides_decode_the_same_tokens():
     for run in found["runs"]:
         assert run["ratio"] == run["torch"]["seconds"] / run["aodiff"]["seconds"] > 0
         assert run["compile_seconds"] > 0
+    assert greedy["cache"]["cached"]["seconds"] > 0 and 0.5 < greedy["cache"]["same_tokens"] <= 1
 
 
 def test_turns_alternate_and_leave_out_the_first():
