@@ -26,7 +26,7 @@ LONG = {
     "longer_lengths": 32768,
 }
 WHOLE = "v5e"  # this generation compiles all programs in every run, the others these
-FEW = ("streams", "lengths", "segments_rank", "cached", "longer_streams", "mesh_streams")
+FEW = ("streams", "lengths", "cached", "mesh_streams")
 XLA = ("dense", "mesh_sum")  # programs that have what the others must not
 KERNELS = [name for name in (*PROGRAMS, *MESH_PROGRAMS) if name not in XLA]
 
