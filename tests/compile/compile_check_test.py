@@ -30,6 +30,11 @@ def test_every_training_step_compiles_for_a_tpu_without_involuntary_copies(progr
 
 
 @needs_libtpu
+def test_decoding_by_a_cache_compiles_for_a_tpu_without_involuntary_copies(programs):
+    assert programs["decoding"] == 0
+
+
+@needs_libtpu
 def test_the_check_sees_an_involuntary_copy_when_there_is_one(programs):
     assert programs["warnings_caught"] == 1
 

@@ -1,4 +1,4 @@
-"""Compiles tiny training steps for a TPU slice in one process; prints one JSON object.
+"""Compiles tiny training steps, and decoding by a cache, for a TPU slice; prints one JSON object.
 
 Run by compile_check_test.py with the variables of aodiff.tools.environment, which must be set
 before JAX starts: a program of its own and not part of the test process.
@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from aodiff import methods, partitioning, rng
 from aodiff.config import base
+from aodiff.data import DataInfo
 from aodiff.nn.aogpt import INJECTIONS
 from aodiff.tools import compile_check, hlo, topologies
 
@@ -51,6 +53,31 @@ def rematerialization_is_seen() -> int:
     return len(hlo.involuntary_rematerializations(messages()))
 
 
+def decoding_by_a_cache() -> int:
+    """Warnings of decoding with sharded parameters, rows and heads."""
+    config = tiny("mdm", **{"model.position": "rope", "sample.block": 4, "sample.refresh": 2})
+    method = methods.build(config, DataInfo("markov", 16, 8, "symbol"))
+    devices = topologies.devices(topologies.parse("v5e:2x2"))
+    mesh = topologies.make_mesh(devices, (1, 2, 2))
+    boxed, rows = jax.eval_shape(method.init, jax.random.key(0)), partitioning.batch_sharding(mesh)
+    params = jax.tree.map(
+        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+        partitioning.unbox(boxed),
+        partitioning.param_shardings(boxed, mesh),
+    )
+    sampler = method.sampler(config, 0)
+
+    def draw(params, ids, tokens, given):
+        return sampler(params, {}, rng.example_keys(jax.random.key(0), ids), tokens, given)
+
+    parts = ((8,), jnp.int32), ((8, 16), jnp.int32), ((8, 16), bool)
+    with jax.set_mesh(mesh), compile_check.captured_stderr() as messages:
+        jax.jit(draw).lower(
+            params, *(jax.ShapeDtypeStruct(*part, sharding=rows) for part in parts)
+        ).compile()
+    return len(hlo.involuntary_rematerializations(messages()))
+
+
 def main() -> None:
     cases = {name: {"model.injection": name, "model.cond_dim": 8} for name in INJECTIONS}
     cases["two_stream"] |= {"model.remat": "dots", "model.dtype": "bfloat16"}
@@ -63,7 +90,8 @@ def main() -> None:
     for name, changes in others.items():
         reports[name] = compile_check.check(tiny(name, **changes), "v5e:2x2")
     out = {name: dataclasses.asdict(report) for name, report in reports.items()}
-    json.dump({"reports": out, "warnings_caught": rematerialization_is_seen()}, sys.stdout)
+    found = {"reports": out, "warnings_caught": rematerialization_is_seen()}
+    json.dump(found | {"decoding": decoding_by_a_cache()}, sys.stdout)
 
 
 if __name__ == "__main__":
