@@ -34,6 +34,7 @@ MASKED_DIFFUSION = dict(
     top_k=0,
     block=0,
     refresh=0,
+    buckets=(),
     position_noise=0.0,
     remask="",
     eos="free",

@@ -39,8 +39,8 @@ class Misled(MDMMethod):
     def amend(self, logits: jax.Array, tokens: jax.Array, at: jax.Array | None = None) -> jax.Array:
         symbols = self.model.cfg.vocab_size
         wrong = logits.at[..., :symbols].set(3.0 * jnp.roll(logits[..., :symbols], 1, axis=-1))
-        early = jnp.mean(tokens == self.model.cfg.mask, axis=1) > 0.3
-        misled = jnp.asarray(np.isin(np.arange(self.seq_len), self.cells))
+        early = jnp.sum(tokens == self.model.cfg.mask, axis=1) / self.seq_len > 0.3
+        misled = jnp.asarray(np.isin(np.arange(tokens.shape[1]), self.cells))
         misled = misled[None] if at is None else misled[at]
         return jnp.where((early[:, None] & misled)[..., None], wrong, logits)
 

@@ -306,10 +306,10 @@ class MDMMethod:
         elif name not in denoise.SCORES:
             order, name = order_of(name, n, 0, self.native), "order"
         decoder = decoder_of(s, name, n, self.eos)
-        if s.refresh and cfg.unit_sizes:
+        if (s.refresh or s.buckets) and cfg.unit_sizes:
             raise ConfigError(
-                f"sample.refresh={s.refresh} with positions of their own vocabularies, which are "
-                "predicted together; use 0 for no cache"
+                f"sample.refresh={s.refresh} and sample.buckets={tuple(s.buckets)} with positions "
+                "of their own vocabularies, which are predicted together; use 0 and ()"
             )
         if s.buckets and cfg.position != "rope":
             raise ConfigError(

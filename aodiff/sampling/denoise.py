@@ -41,6 +41,8 @@ Policy = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 # longer rows. Counts the calls it makes by `spend`, moves `block_end` with an insertion in the
 # block, and leaves rows alone that are `done` or `cropped`.
 Grow = Callable[["State", jax.Array, jax.Array], tuple["State", jax.Array]]
+# lengths (B,) int32 -> the greatest lengths (B,) that a step of `Grow` may give these rows.
+Reach = Callable[[jax.Array], jax.Array]
 
 MASKED = -1e9  # logit of an id that may not be drawn
 _TOKEN, _SCORE, _COUNT, _PLACE, _GROW = range(5)  # streams of a step's key
@@ -70,7 +72,8 @@ class Decoder:
       refresh: calls after which a row's cache is renewed, as it is when the row begins a block; in
         between the block alone is computed (`cache`). 1 is exact, 0 is no cache.
       buckets: widths below that of the rows, ascending. Steps are computed at the first that holds
-        all rows which are not done, so that short rows are cheap; logits differ by rounding alone.
+        all that the rows which are not done may be after the step, so that short rows are cheap;
+        logits differ by rounding alone.
     """
 
     score: str
@@ -115,7 +118,9 @@ class Decoder:
         """Raises ValueError for choices that do not fit rows of n positions."""
         blocks = num_blocks(self.block, n)
         width = n // blocks
-        if list(self.buckets) != sorted({w for w in self.buckets if 0 < w < n}):
+        if any(type(w) is not int for w in self.buckets) or list(self.buckets) != sorted(
+            {w for w in self.buckets if 0 < w < n}
+        ):
             raise ValueError(
                 f"sample.buckets={self.buckets} are not ascending widths between 0 and the {n} "
                 "positions of a row; use () for none"
@@ -162,7 +167,7 @@ def decode(
     order: jax.Array | None = None,
     policy: Policy | None = None,
     grow: Grow | None = None,
-    growth: int = 0,
+    reach: Reach | None = None,
     denoise_at: DenoiseAt | None = None,
     cached: cache.Cached | None = None,
     temperature: float = 1.0,
@@ -180,7 +185,7 @@ def decode(
       length: (B,) int32 live positions of each row, None: all. The others stay 0.
       order: (B, C) int32 permutations for the score "order".
       policy: scores of the positions for the score "policy".
-      grow: lets rows grow, up to C. growth: masks it inserts in a step of a row, at most.
+      grow: lets rows grow, up to C. reach: how far in one step, None: up to C.
       denoise_at: used in place of `denoise` where only the block is looked at: with blocks, and
         neither policy nor growth.
       cached: used in place of both by a decoder with `refresh`.
@@ -271,12 +276,14 @@ def decode(
         return advance(_crop(state, decoder), decoder.block, mask_id), store
 
     store = cache.empty(cached, start) if decoder.refresh else None
+    if reach is None:
+        reach = lambda length: length if grow is None else jnp.full_like(length, tokens.shape[1])
     end = start
     for width in (*decoder.buckets, tokens.shape[1]):
 
         def goes_on(carry: tuple[State, cache.Store | None], width: int = width) -> jax.Array:
             state, _ = carry
-            fits = state.done | (jnp.minimum(state.length + growth, tokens.shape[1]) <= width)
+            fits = state.done | (reach(state.length) <= width)
             return ~jnp.all(state.done) & jnp.all(fits)
 
         part, _ = jax.lax.while_loop(goes_on, step, (narrowed(end, width), store))

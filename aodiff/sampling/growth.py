@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from aodiff.sampling import canvas
 from aodiff.sampling.carve import Carve, carve
@@ -13,7 +14,7 @@ from aodiff.sampling.denoise import Decoder, Denoise, check_growth
 NONE = "none"
 OPTIONS: dict[str, Callable[..., Carve | Daedal]] = {"carve": Carve, "daedal": Daedal}
 
-# given (B, C) bool -> `length`, `grow` and `growth` of `decode`.
+# given (B, C) bool -> `length`, `grow` and `reach` of `decode`.
 Plan = Callable[[Denoise, jax.Array], dict[str, Any]]
 
 
@@ -61,11 +62,12 @@ def make_plan(
     def plan(denoise: Denoise, given: jax.Array) -> dict[str, Any]:
         length, most = canvas.room(given, *(room or (0, 0)))
         if isinstance(chosen, Carve):
-            grow, growth = carve(denoise, chosen, mask_id, most, bool(decoder.block)), chosen.growth
+            grow = carve(denoise, chosen, mask_id, most, bool(decoder.block))
+            reach = lambda length: jnp.minimum(length + chosen.growth, most)
         elif isinstance(chosen, Daedal):  # which grows as often as it likes before its first step
-            grow, growth = daedal(denoise, chosen, mask_id, end, most), capacity
+            grow, reach = daedal(denoise, chosen, mask_id, end, most), lambda length: most
         else:
-            grow, growth = None, 0
-        return {"length": length, "grow": grow, "growth": growth}
+            grow, reach = None, None
+        return {"length": length, "grow": grow, "reach": reach}
 
     return plan

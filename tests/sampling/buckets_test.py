@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aodiff.sampling.carve import Carve, carve
-from aodiff.sampling.daedal import Daedal, daedal
 from aodiff.sampling.denoise import Decoder, decode
+from aodiff.sampling.growth import make_plan
 
 V, C, END = 8, 24, 1  # the mask id, positions, the end symbol
-MOST = jnp.full(2, C)
+OPTIONS = {
+    "carve": dict(growth=4, interval=3, window=4, tau=9.0),
+    "daedal": dict(growth=4, window=4),
+}
+ROOM = {"none": (), "carve": (1, 21), "daedal": (1, 8)}  # beside three given positions
 PLAIN = Decoder("confidence", "linear", C)
 
 
@@ -35,11 +38,7 @@ def width_of(tokens, length):
 @functools.cache
 def program(decoder, denoise, grow):
     def run(keys, tokens, given, length):
-        part, growth = None, 0
-        if grow == "carve":
-            part, growth = carve(denoise, Carve(4, 3, 4, 9.0), V, MOST, False), 4
-        elif grow == "daedal":
-            part, growth = daedal(denoise, Daedal(4, 4, 0.5, 0.9, 0.1), V, END, MOST), C
+        plan = make_plan(ROOM[grow], C, grow, OPTIONS, decoder, mask_id=V, end=END)
         order = jnp.broadcast_to(jnp.arange(C)[None, ::-1], tokens.shape)
         return decode(
             denoise,
@@ -47,10 +46,8 @@ def program(decoder, denoise, grow):
             tokens,
             given,
             decoder,
-            length=length,
+            **plan(denoise, given) | {"length": length},
             order=order if decoder.score == "order" else None,
-            grow=part,
-            growth=growth,
             mask_id=V,
         )
 
@@ -105,6 +102,7 @@ def test_rows_that_grow_move_on_when_the_next_growth_may_not_fit():
     ("choices", "words"),
     [
         ({"buckets": (16, 8)}, r"sample.buckets=\(16, 8\) are not ascending"),
+        ({"buckets": (8.0,)}, r"sample.buckets=\(8.0,\) are not"),
         ({"buckets": (8, 24)}, "between 0 and the 24 positions"),
         ({"buckets": (8,), "block": 4, "steps": 4, "refresh": 2}, "a cache and a policy are of"),
         ({"buckets": (8,), "score": "policy"}, "a cache and a policy are of whole rows"),

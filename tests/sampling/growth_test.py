@@ -19,7 +19,8 @@ def test_rows_begin_at_their_first_length(kind):
     given = jnp.arange(16)[None] < jnp.array([[3], [12]])
     found = plan((5, 9), kind)(None, given)
     assert found["length"].tolist() == [8, 16] and (found["grow"] is None) == (kind == "none")
-    assert found["growth"] == {"none": 0, "carve": 4, "daedal": 16}[kind]
+    reach = {"none": None, "carve": [12, 16], "daedal": [12, 16]}[kind]
+    assert reach == (found["reach"] and found["reach"](found["length"]).tolist())
     assert plan(())(None, given)["length"].tolist() == [16, 16]
 
 
