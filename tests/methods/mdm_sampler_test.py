@@ -41,9 +41,13 @@ def test_choices_that_do_not_fit_are_one_sentence(sample, words):
         method_of(BARE, **sample)
 
 
-def test_positions_of_their_own_vocabularies_have_no_cache():
-    with pytest.raises(ConfigError, match="refresh=2 with positions of their own"):
-        method_of(DataInfo("table", 8, 5, "row", unit_sizes=(5,) * 8), block=4, refresh=2)
+def test_positions_of_their_own_vocabularies_have_no_cache_and_one_width():
+    info = DataInfo("table", 8, 5, "row", unit_sizes=(5,) * 8)
+    for choice in ({"block": 4, "refresh": 2}, {"buckets": (4,)}):
+        with pytest.raises(ConfigError, match="with positions of their own vocabularies"):
+            method_of(info, **choice)
+    with pytest.raises(ConfigError, match="sample.buckets=.* with model.position='learned'"):
+        method_of(DataInfo("text", 8, 5, "char"), buckets=(4,))
 
 
 def test_ends_have_no_place_where_a_permutation_hides_the_order():

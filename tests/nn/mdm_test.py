@@ -28,7 +28,7 @@ FAMILIES = {
 
 def init(cfg):
     tokens = jnp.zeros((1, cfg.seq_len), jnp.int32)
-    params = partitioning.unbox(MDM(cfg).init(jax.random.key(0), tokens))
+    params = partitioning.unbox(jax.eval_shape(MDM(cfg).init, jax.random.key(0), tokens))
     leaves, tree = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
     return tree.unflatten([jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32) for x in leaves])

@@ -87,8 +87,7 @@ def test_each_row_sees_its_last_refresh_until_its_next(every):
     "decoder",
     [
         dict(score="margin", schedule="threshold(0.5)", crop=(4,)),
-        dict(score="random", schedule="linear", late=(2,), noise=0.5),
-        dict(score="confidence", schedule="dream"),
+        dict(score="random", schedule="dream", late=(2,), noise=0.5),
     ],
 )
 def test_a_refresh_in_every_step_is_no_cache(decoder):
