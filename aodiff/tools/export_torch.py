@@ -4,8 +4,9 @@
     --family=llada [--like=PUBLISHED] [--dtype=bfloat16]
 
 PUBLISHED is the model the run began with: its tokenizer, config and code are copied beside the
-weights. Numbers keep the type of the checkpoint unless --dtype names one. MDLM's time stays folded:
-its maps come back as constants, the function is the same.
+weights. Parameters are written as trained, not their average. Numbers keep the type of the
+checkpoint unless --dtype names one. MDLM's time stays folded: its maps come back as float32
+constants, the function is the same.
 """
 
 import shutil
@@ -90,14 +91,15 @@ def export_weights(
     layout = {}
     for entry, _, targets in entries(FAMILIES[name], leaves):
         layout |= {k: (types[targets[0]], shapes[k]) for k in numbered(entry, cfg) if k in shapes}
-    layout |= {k: (types["embedding"], shape) for k, shape in shapes.items() if k not in layout}
+    time_type = dtype or np.dtype(np.float32)
+    layout |= {k: (time_type, shape) for k, shape in shapes.items() if k not in layout}
 
     def load(leaf: str) -> np.ndarray:
         path = f"params.params.{leaf.replace('/', '.')}"
         return found.array(step, path).astype(types[leaf], copy=False)
 
     arrays = published(name, cfg, leaves, load)
-    arrays = mdlm_time.unfold(arrays, cfg) if name == "mdlm" else arrays
+    arrays = mdlm_time.unfold(arrays, cfg, time_type) if name == "mdlm" else arrays
     files = write_tensors(directory, layout, arrays, SHARD_BYTES)
     found.close()
     return f"step {step} of {workdir} is in {', '.join(map(str, files))}"

@@ -1,6 +1,7 @@
 """What a published model says of itself in its JSON files, compared with the config it is read by.
 
-Shapes tell most; these files tell what shapes do not: heads, rotary base, epsilon and the mask id.
+Shapes tell most; these files tell what shapes do not: heads, rotary base, epsilon, the mask id and
+whether logits are shifted.
 """
 
 import json
@@ -18,6 +19,7 @@ FAMILY_OF = {  # model_type of config.json, in lower case
     "a2d-qwen3": "qwen",
     "mdlm": "mdlm",
 }
+SHIFTED = {"llada": False, "dream": True, "mdlm": False}  # whether logits are read one before
 AGREE = {  # key of config.json -> attribute of MDMConfig
     "mask_token_id": "mask",
     "n_heads": "num_heads",
@@ -68,8 +70,9 @@ def mask_of_tokenizer(directory: Path) -> int | None:
     said = read_json(directory / "tokenizer_config.json")
     token = said.get("mask_token")
     token = token.get("content") if isinstance(token, dict) else token
-    added = said.get("added_tokens_decoder", {})
-    ids = [int(key) for key, value in added.items() if value.get("content") == token]
+    added = said.get("added_tokens_decoder")
+    named = [(k, v) for k, v in added.items() if isinstance(v, dict)] if added else []
+    ids = [int(key) for key, value in named if value.get("content") == token]
     return ids[0] if token and ids else None
 
 
@@ -82,6 +85,17 @@ def check(directory: Path, cfg: MDMConfig, mask_is_given: bool) -> None:
         listed = ", ".join(f"{k}={v} (here {getattr(cfg, AGREE[k])})" for k, v in wrong.items())
         raise ConfigError(
             f"{directory}/config.json has {listed}; set model.* of the config to its values"
+        )
+    kind = str(said.get("model_type")).lower()
+    if cfg.shift != SHIFTED.get(kind, cfg.shift):
+        raise ConfigError(
+            f"{directory}/config.json is of {kind} and the config has model.shift={cfg.shift}; its "
+            f"models have {SHIFTED[kind]}"
+        )
+    if kind == "mdlm" and said.get("time_conditioning"):
+        raise ConfigError(
+            f"{directory}/config.json has time_conditioning={said['time_conditioning']}; only "
+            "models that are told of no time can be read"
         )
     mask = mask_of_tokenizer(directory)
     if mask is not None and mask != cfg.mask:

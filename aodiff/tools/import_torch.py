@@ -66,8 +66,19 @@ def described_family(directory: Path, names: Mapping) -> str:
 
 
 def expected_shapes(name: str, cfg: MDMConfig, leaves: Shapes) -> Shapes:
-    """The tensors that a published model of these parameters has."""
+    """The tensors that a published model of these parameters has.
+
+    Raises:
+      CheckpointError: the family has no tensor for a parameter, or there is none for a tensor.
+    """
     shapes = published_shapes(FAMILIES[name], cfg, leaves)
+    filled = {t for _, _, targets in entries(FAMILIES[name], leaves) for t in targets}
+    folded = mdlm_time.made(cfg) if name == "mdlm" else ()
+    problems = {
+        f"without a counterpart in {name}": [k for k in leaves if k not in filled],
+        "without a parameter of the model": sorted(k for k in folded if k not in shapes),
+    }
+    _refuse(name, "the model is none", problems)
     if name == "mdlm":
         shapes = {k: v for k, v in shapes.items() if k not in mdlm_time.made(cfg)}
         shapes |= mdlm_time.time_shapes(cfg)
@@ -77,7 +88,6 @@ def expected_shapes(name: str, cfg: MDMConfig, leaves: Shapes) -> Shapes:
 def check_names(name: str, cfg: MDMConfig, leaves: Shapes, found: Shapes) -> None:
     """Raises CheckpointError unless names and shapes are those of the model, one for one."""
     wanted = expected_shapes(name, cfg, leaves)
-    filled = {t for _, _, targets in entries(FAMILIES[name], leaves) for t in targets}
     problems = {
         "missing": [k for k in wanted if k not in found],
         "unknown": [k for k in found if k not in wanted and not k.endswith(BUFFERS)],
@@ -86,14 +96,14 @@ def check_names(name: str, cfg: MDMConfig, leaves: Shapes, found: Shapes) -> Non
             for k in wanted
             if k in found and found[k] != wanted[k]
         ],
-        f"without a counterpart in {name}": [k for k in leaves if k not in filled],
     }
+    _refuse(name, "the weights are not those of this model", problems)
+
+
+def _refuse(name: str, what: str, problems: Mapping[str, list[str]]) -> None:
     if any(problems.values()):
-        said = "; ".join(f"{what}: {listed(x)}" for what, x in problems.items() if x)
-        raise CheckpointError(
-            f"the weights are not those of this model of {name} ({said}); use the config they "
-            "belong to"
-        )
+        said = "; ".join(f"{kind}: {listed(x)}" for kind, x in problems.items() if x)
+        raise CheckpointError(f"{what} of {name} ({said}); use the config the weights belong to")
 
 
 def make_leaf(

@@ -96,14 +96,17 @@ class Folded(Mapping[str, np.ndarray]):
 
 
 def unfold(
-    arrays: Iterable[tuple[str, np.ndarray]], cfg: MDMConfig
+    arrays: Iterable[tuple[str, np.ndarray]], cfg: MDMConfig, dtype: np.dtype
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """A published model of the same function: its time adds the norms' bias and nothing else."""
-    shifts, dtype = {}, None
+    """A published model of the same function: its time adds the norms' bias and nothing else.
+
+    Args:
+      dtype: of the tensors that tell of time.
+    """
+    shifts = {}
     for name, array in arrays:
-        dtype = array.dtype
         if name in made(cfg):
-            shifts[name] = array
+            shifts[name] = array.astype(dtype)
         else:
             yield name, array
     zero, one = np.zeros(cfg.width, dtype), np.ones(cfg.width, dtype)

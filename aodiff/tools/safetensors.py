@@ -7,6 +7,7 @@ data_offsets after the header) and the data. Shards are listed in `model.safeten
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def _stored(path: Path, name: str, begin: int, entry: dict) -> Stored:
         )
     dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
     start, end = entry["data_offsets"]
-    if end - start != math.prod(shape) * dtype.itemsize:
+    if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
         raise CheckpointError(
             f"{path} gives {end - start:,} bytes to {name}, {entry['dtype']} of shape {shape}; "
             "download it again"
@@ -135,7 +136,7 @@ def open_tensors(place: Path) -> Tensors:
 def _read_shards(index: Path) -> dict[str, Stored]:
     try:
         where = json.loads(index.read_text())["weight_map"]
-        shards = sorted(set(where.values()))
+        shards = sorted(set(map(os.fspath, where.values())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{index} is no index of shards ({error}); download it again"

@@ -82,8 +82,9 @@ def test_an_exported_model_has_the_imported_bytes(tmp_path, name, dtype, monkeyp
         assert found[key].dtype == dtype and found[key].tobytes() == array.tobytes(), key
 
 
-def test_an_exported_mdlm_has_no_time_and_the_same_logits(tmp_path):
-    arrays, config, workdir = imported(tmp_path, "mdlm")
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_an_exported_mdlm_has_no_time_and_the_same_logits(tmp_path, dtype):
+    arrays, config, workdir = imported(tmp_path, "mdlm", dtype)
     export_torch.export_weights(config, workdir, tmp_path / "out", "mdlm")
     found = dict(open_tensors(tmp_path / "out"))
     assert {k: v.shape for k, v in found.items()} == published.SHAPES["mdlm"]
@@ -95,6 +96,14 @@ def test_an_exported_mdlm_has_no_time_and_the_same_logits(tmp_path):
     for leaf in ("norm.bias", "blocks.attn_norm.scale", "blocks.down_kernel", "head_bias"):
         path = f"params.params.{leaf}"
         np.testing.assert_array_equal(first.array(0, path), second.array(0, path))
+
+
+def test_a_family_without_a_place_for_a_parameter_is_refused(tmp_path):
+    _, config, workdir = imported(tmp_path, "dream")
+    for family in ("llada", "smdm", "mdlm"):
+        with pytest.raises(CheckpointError, match=f"counterpart in {family}: blocks/") as error:
+            export_torch.export_weights(config, workdir, tmp_path / "out", family)
+        assert "\n" not in str(error.value)
 
 
 def test_a_float_run_is_exported_in_the_type_that_is_asked_for(tmp_path):
@@ -160,6 +169,27 @@ def test_rotary_buffers_may_be_there(tmp_path):
             "mask id 5 and the config 49",
         ),
         (dict(name="smdm", changes=dict(mask_id=None)), "never guessed"),
+        (
+            dict(name="mdlm", changes=dict(norm="rms")),
+            "without a parameter of the model: backbone.blocks.0.norm1.bias",
+        ),
+        (
+            dict(name="dream", changes=dict(shift=False), config={"model_type": "Dream"}),
+            "is of dream and the config has model.shift=False; its models have True",
+        ),
+        (dict(changes=dict(shift=True), config={"model_type": "llada"}), "its models have False"),
+        (
+            dict(name="mdlm", config={"model_type": "mdlm", "time_conditioning": True}),
+            "has time_conditioning=True; only models that are told of no time",
+        ),
+        (
+            dict(
+                name="smdm",
+                changes=dict(mask_id=None),
+                tokenizer=dict(mask_token="<m>", added_tokens_decoder=None),
+            ),
+            "never guessed",
+        ),
         (dict(change=lambda w: {"a.b": w["model.transformer.wte.weight"]}), "no known arch"),
         (
             dict(

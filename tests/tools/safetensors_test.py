@@ -74,6 +74,10 @@ def wrong_index(path):
     (path / INDEX).write_text(json.dumps(index))
 
 
+def number_index(path):
+    (path / INDEX).write_text('{"weight_map": {"a": 3}}')
+
+
 def no_index(path):
     (path / INDEX).write_text("[]")
 
@@ -96,12 +100,14 @@ def edited(change):
         (lose_shard, r"lacks 1 of 2 shards \(model-00002-of-00002"),
         (lose_index, "2 safetensors files and no model.safetensors.index"),
         (wrong_index, "disagree on d, e"),
+        (number_index, "is no index of shards"),
         (no_index, "is no index of shards"),
         (edited(lambda data: data[:-3]), "bytes and its header speaks of"),
         (edited(lambda data: data[:20]), "bytes and its header speaks of"),
         (edited(lambda data: data + b"..."), "bytes and its header speaks of"),
         (edited(lambda data: data[:8] + b"}" + data[9:]), "no header of safetensors"),
         (edited(lambda data: data.replace(b"BF16", b"F16 ")), "as F16 ; F32 and BF16 are supp"),
+        (edited(lambda data: data.replace(b"[0, 24]", b"[-8,16]")), "24 bytes to a, F32"),
         (edited(lambda data: data.replace(b"[5]", b"[6]")), "gives 10 bytes to b.c, BF16 of shape"),
     ],
 )
