@@ -66,13 +66,22 @@ def named_family(directory: Path) -> str | None:
 
 
 def mask_of_tokenizer(directory: Path) -> int | None:
-    """The id of the mask token that tokenizer_config.json names, if it names one with its id."""
+    """The id of the mask token that tokenizer_config.json names, if it names one with its id.
+
+    Raises:
+      ConfigError: its added tokens are no ids with what they are.
+    """
     said = read_json(directory / "tokenizer_config.json")
     token = said.get("mask_token")
     token = token.get("content") if isinstance(token, dict) else token
-    added = said.get("added_tokens_decoder")
-    named = [(k, v) for k, v in added.items() if isinstance(v, dict)] if added else []
-    ids = [int(key) for key, value in named if value.get("content") == token]
+    added = said.get("added_tokens_decoder") or {}
+    try:
+        ids = [int(key) for key, value in added.items() if value.get("content") == token]
+    except (AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{directory}/tokenizer_config.json has an added_tokens_decoder that is no object of "
+            "ids and their tokens; download it again"
+        ) from error
     return ids[0] if token and ids else None
 
 

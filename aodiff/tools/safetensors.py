@@ -96,7 +96,7 @@ def _stored(path: Path, name: str, begin: int, entry: dict) -> Stored:
     start, end = entry["data_offsets"]
     if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
         raise CheckpointError(
-            f"{path} gives {end - start:,} bytes to {name}, {entry['dtype']} of shape {shape}; "
+            f"{path} has {name}, {entry['dtype']} of shape {shape}, at bytes {start} to {end}; "
             "download it again"
         )
     return Stored(path, dtype, shape, begin + start)

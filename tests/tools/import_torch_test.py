@@ -190,6 +190,8 @@ def test_rotary_buffers_may_be_there(tmp_path):
             ),
             "never guessed",
         ),
+        (dict(tokenizer=dict(added_tokens_decoder=["<m>"])), "is no object of ids and their"),
+        (dict(tokenizer=dict(added_tokens_decoder={"5": "<m>"})), "is no object of ids and their"),
         (dict(change=lambda w: {"a.b": w["model.transformer.wte.weight"]}), "no known arch"),
         (
             dict(
