@@ -1,12 +1,12 @@
 """A run's parameters as safetensors under the names of published models, the inverse of import.
 
   python -m aodiff.tools.export_torch --config=configs/mdm.py:llada_8b_gsm8k --from=WORKDIR --to=DIR
-    --family=llada [--like=PUBLISHED] [--dtype=bfloat16]
+    --family=llada [--like=PUBLISHED] [--dtype=bfloat16] [--params=ema]
 
 PUBLISHED is the model the run began with: its tokenizer, config and code are copied beside the
-weights. Parameters are written as trained, not their average. Numbers keep the type of the
-checkpoint unless --dtype names one. MDLM's time stays folded: its maps come back as float32
-constants, the function is the same.
+weights. Parameters are written as trained unless --params asks for their moving average. Numbers
+keep the type of the checkpoint unless --dtype names one. MDLM's time stays folded: its maps come
+back as float32 constants, the function is the same.
 """
 
 import shutil
@@ -37,11 +37,13 @@ from aodiff.tools.safetensors import write_tensors
 
 TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 SHARD_BYTES = 5_000_000_000
+PLACES = {"raw": "params", "ema": "ema_params"}  # of parameters in the state of a run
 COPIED = (".json", ".txt", ".model", ".py", ".jinja")
 
 _FAMILY = flags.DEFINE_enum("family", None, list(FAMILIES), "whose names the weights get")
 _LIKE = flags.DEFINE_string("like", None, "published model whose other files are copied")
 _DTYPE = flags.DEFINE_enum("dtype", None, list(TYPES), "of the weights; default: as stored")
+_PARAMS = flags.DEFINE_enum("params", "raw", list(PLACES), "as trained, or their moving average")
 
 
 def published(
@@ -68,13 +70,26 @@ def published(
 
 
 def export_weights(
-    settings, workdir: Path, directory: Path, name: str, dtype: np.dtype | None = None
+    settings,
+    workdir: Path,
+    directory: Path,
+    name: str,
+    dtype: np.dtype | None = None,
+    params: str = "raw",
 ) -> str:
     """Writes the newest parameters of `workdir` to `directory`; says in a line what it wrote.
 
+    Args:
+      settings: the config of the run.
+      workdir: of the run.
+      directory: must hold no weights.
+      name: of the family.
+      dtype: of the weights, None: as they are stored.
+      params: "raw" or "ema".
+
     Raises:
-      ConfigError, CheckpointError, DataError: no checkpoint, of another model, or `directory` holds
-        weights.
+      ConfigError, CheckpointError, DataError: no checkpoint, of another model, without an average,
+        or `directory` holds weights.
     """
     if any(directory.glob("*.safetensors")):
         raise ConfigError(f"--to={directory} holds weights already; choose another directory")
@@ -85,7 +100,11 @@ def export_weights(
     where = stored, setup.config, stored["fingerprint"], workdir, checkpoint.SHAPES
     checkpoint.check_same_run(*where)
     leaves = {leaf: like.shape for leaf, like in flat(setup.abstract.params["params"]).items()}
-    types = flat(found.dtypes(step, "params.params"))
+    place = f"{PLACES[params]}.params"
+    try:
+        types = flat(found.dtypes(step, place))
+    except (KeyError, TypeError) as error:  # the state has None or nothing there
+        raise ConfigError(f"{workdir} keeps no average of parameters; use --params=raw") from error
     types = {leaf: dtype or types[leaf] for leaf in leaves}
     shapes = expected_shapes(name, cfg, leaves)
     layout = {}
@@ -95,7 +114,7 @@ def export_weights(
     layout |= {k: (time_type, shape) for k, shape in shapes.items() if k not in layout}
 
     def load(leaf: str) -> np.ndarray:
-        path = f"params.params.{leaf.replace('/', '.')}"
+        path = f"{place}.{leaf.replace('/', '.')}"
         return found.array(step, path).astype(types[leaf], copy=False)
 
     arrays = published(name, cfg, leaves, load)
@@ -117,7 +136,11 @@ def main(argv: list[str]) -> None:
     try:
         source, directory = local_path(flags.FLAGS["from"].value), Path(flags.FLAGS.to)
         dtype = _DTYPE.value and TYPES[_DTYPE.value]
-        print(export_weights(flags.FLAGS.config, source, directory, _FAMILY.value, dtype))
+        print(
+            export_weights(
+                flags.FLAGS.config, source, directory, _FAMILY.value, dtype, _PARAMS.value
+            )
+        )
         if _LIKE.value is not None:
             copy_others(Path(_LIKE.value), directory)
     except SENTENCES as error:

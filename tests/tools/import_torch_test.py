@@ -114,6 +114,27 @@ def test_a_float_run_is_exported_in_the_type_that_is_asked_for(tmp_path):
         assert array.tobytes() == arrays[key].astype(bf16).tobytes()
 
 
+def test_an_average_is_exported_when_it_is_asked_for(tmp_path):
+    config = settings("llada")
+    for decay in (0.9, 0.0):
+        config.optim.ema_decay = decay
+        setup, workdir = set_up(config), tmp_path / f"{decay}"
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), setup.abstract)
+        ones = jax.tree.map(jnp.ones_like, zeros.params)
+        run = Checkpoints(workdir)
+        state = zeros.replace(ema_params=ones if decay else None)
+        run.save(3, state, checkpoint.make_meta(setup.config, "none", {}))
+        run.close()
+    for place, value in (("raw", 0), ("ema", 1)):
+        out = tmp_path / place
+        export_torch.export_weights(config, tmp_path / "0.9", out, "llada", params=place)
+        found = open_tensors(out)
+        assert set(found) == set(published.SHAPES["llada"])
+        assert all(np.all(array == value) for array in found.values())
+    with pytest.raises(ConfigError, match="0.0 keeps no average of parameters; use --params=raw"):
+        export_torch.export_weights(config, workdir, tmp_path / "out", "llada", params="ema")
+
+
 def refusal(tmp_path, name="llada", change=lambda arrays: arrays, changes=None, **files):
     arrays = change(published.weights(published.SHAPES[name]))
     source = written(tmp_path / "source", arrays, **files)
