@@ -32,6 +32,14 @@ METHOD_DEFAULTS = {
         weight="bound",  # or "context" (CART), "one": no bounds
         canvas=(),  # or (share, shortest): rows to cut to a random length, at least shortest
     ),
+    "flexmdm": dict(
+        # When tokens come and when they are revealed, see RISES in aodiff/core/schedules.py.
+        insertion="power(1.7)",
+        unmasking="power(2.89)",
+        last_time=0.999,  # of training; the bound goes to 1 - 1e-5
+        floor=1e-3,  # of what is left, in the weights of training
+        condition="alpha",  # the share that has come, or "time"
+    ),
 }
 # A policy of positions, and the denoiser that it guides.
 REVEAL_POLICY = dict(
@@ -65,6 +73,10 @@ STAGES = {
 }
 ANY_ORDER_MODEL = dict(injection="adaln", cond_dim=128, norm="rms", num_sinks=1)
 MODEL_DEFAULTS = {  # beside what every model has
+    "flexmdm": dict(
+        cond_dim=128,
+        classes=0,  # 0: a gap has a mean count; K: a law of 0, 1, ..., K or more
+    ),
     "aogpt": ANY_ORDER_MODEL,
     "ordergpt": ANY_ORDER_MODEL,
 } | dict.fromkeys(

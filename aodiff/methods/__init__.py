@@ -7,6 +7,7 @@ from aodiff.config import ConfigError
 from aodiff.data import DataInfo
 from aodiff.methods.aogpt import AOGPTMethod
 from aodiff.methods.base import Method
+from aodiff.methods.flexmdm import FlexMDMMethod
 from aodiff.methods.mdm import MDMMethod
 from aodiff.methods.ordergpt import OrderGPTMethod
 from aodiff.methods.sas import SASMethod
@@ -16,6 +17,7 @@ METHODS = {
     "aogpt": AOGPTMethod,
     "ordergpt": OrderGPTMethod,
     "mdm": MDMMethod,
+    "flexmdm": FlexMDMMethod,
     "sas": SASMethod,
     "sas_denoiser": SASDenoiserMethod,
 }

@@ -1,0 +1,280 @@
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aodiff import partitioning, rng
+from aodiff.config import ConfigError, base
+from aodiff.core import insertion
+from aodiff.core.schedules import make_rise
+from aodiff.data import DataInfo
+from aodiff.data.pipeline import as_batch
+from aodiff.methods import build
+from aodiff.methods.flexmdm import FlexMDMMethod
+from tests.toy_insertion import CODE, ENTROPY, LAW, LOSS, MASK, SPLIT, A, B, ToyInsertion, posterior
+
+STRINGS, SHARES = list(LAW), np.array(list(LAW.values()))
+ABSENT, MASKED, CLEAN = range(3)
+
+
+def method(pair=("linear", "linear"), wrong=(0.0, 0.0), **changes):
+    rises = map(make_rise, pair)
+    return FlexMDMMethod(ToyInsertion(wrong), 2, *rises, **changes)
+
+
+def batch_of(strings, **fields):
+    rows = np.array([list(s) + [0] * (2 - len(s)) for s in strings])
+    fields |= {"tokens": rows, "length": np.array([len(s) for s in strings])}
+    return jax.tree.map(jnp.asarray, as_batch(fields, np.arange(len(rows))))
+
+
+def mask_share(pair, t):
+    """P(mask) in closed form (flexmdm.md 2.2), float64."""
+    a, ab = (1.0 if s == "linear" else float(s[6:-1]) for s in pair)
+    if a == ab:
+        return -a * (1 - t) ** a * np.log(1 - t)
+    return ((1 - t) ** a - (1 - t) ** ab) / (ab / a - 1)
+
+
+@functools.cache
+def exact_terms(pair, wrong=(0.0, 0.0)):
+    """Expected unmasking and insertion nats by string, (6, 2): a quadrature over times of a sum
+    over everything that may have happened by then."""
+    node, weight = np.polynomial.legendre.leggauss(40)
+    s = (node + 1) / 2
+    times, weight = np.float32(1 - (1 - s) ** 2).astype(float), weight * (1 - s)
+    rows, events, chances, where = [], [], [], []
+    left = {"linear": lambda t: 1 - t}.get(pair[0], lambda t: (1 - t) ** float(pair[0][6:-1]))
+    for (k, string), (t, w) in itertools.product(
+        enumerate(STRINGS), zip(times, weight, strict=True)
+    ):
+        shares = left(t), mask_share(pair, t), 1 - left(t) - mask_share(pair, t)
+        for happened in itertools.product((ABSENT, MASKED, CLEAN), repeat=len(string)):
+            rows.append(string)
+            padded = [*happened, ABSENT, ABSENT][:2]
+            events.append(
+                [[2.0 * (h == ABSENT) for h in padded], [2.0 * (h != CLEAN) for h in padded]]
+            )
+            chances.append(w * np.prod([shares[h] for h in happened]))
+            where.append((k, t))
+    m, events = method(pair, wrong), np.array(events, np.float32)
+    time = jnp.array([t for _, t in where], jnp.float32)
+    batch = batch_of(rows) | {"time": time, "come": events[:, 0], "revealed": events[:, 1]}
+    terms = jax.jit(functools.partial(m.terms, train=False))({}, batch)
+    nats = np.stack(
+        [
+            np.asarray(rise.hazard(time), np.float64) * np.asarray(x, np.float64)
+            for rise, x in ((m.unmasking, terms.unmasking), (m.insertion, terms.insertion))
+        ],
+        axis=1,
+    )
+    found = np.zeros((6, 2))
+    np.add.at(found, [k for k, _ in where], np.array(chances)[:, None] * nats)
+    return found
+
+
+LENGTHS = np.array([len(s) for s in STRINGS])
+EXTRA = np.array([insertion.path_constant(n) for n in LENGTHS])
+
+
+@pytest.mark.parametrize("pair", SPLIT)
+def test_the_bound_is_the_likelihood_where_the_model_is_right(pair):
+    """Of every string, for any schedules: flexmdm.md 3.6 and 15.8."""
+    nats = exact_terms(pair).sum(1) - LENGTHS
+    np.testing.assert_allclose(nats, -np.log(SHARES), atol=3e-5)
+    assert abs(SHARES @ nats - ENTROPY) < 1e-5
+
+
+@pytest.mark.parametrize("pair", SPLIT)
+def test_the_loss_of_the_paper_has_its_optimum_and_its_split(pair):
+    """It is the bound and a constant of each string; g log g - g is what the rate loss leaves."""
+    unmasking, inserting = SHARES @ exact_terms(pair)
+    # E of the sum of log g at the times of insertion is c(N); the mean number of these is N.
+    divergence = inserting - SHARES @ LENGTHS + SHARES @ EXTRA
+    np.testing.assert_allclose([unmasking, divergence], SPLIT[pair], atol=2e-5)
+    assert abs(unmasking + divergence - LOSS) < 2e-5
+
+
+@pytest.mark.parametrize("wrong", [(0.3, 0.0), (-0.3, 0.0), (0.0, 0.2), (0.0, -0.2)])
+def test_wrong_answers_raise_the_bound(wrong):
+    pair = ("power(1.7)", "power(2.89)")
+    assert SHARES @ (exact_terms(pair, wrong) - exact_terms(pair)).sum(1) > 5e-3
+
+
+def test_the_posterior_of_the_toy():
+    """flexmdm.md 15.7: insertion power 1.7, time 0.4."""
+    f, gap = posterior(make_rise("power(1.7)").value(0.4))
+    np.testing.assert_allclose(f[CODE[(MASK,)], 0], (0.588335, 0.411665), atol=2e-6)
+    np.testing.assert_allclose(gap[CODE[(MASK,)], :2], (0.313327, 0.313327), atol=2e-6)
+    np.testing.assert_allclose(gap[CODE[(A,)], :2], (0.221903, 0.355044), atol=2e-6)
+    np.testing.assert_allclose(f[CODE[(MASK, B)], 0], (1, 0), atol=2e-6)
+
+
+def test_drawn_losses_and_the_evaluated_bound_have_the_exact_mean():
+    pair, number = ("power(1.7)", "power(2.89)"), (20_000 * SHARES).round().astype(int)
+    m = method(pair, (0.3, 0.2), last_time=1 - 1e-5, floor=0.0)
+    exact = exact_terms(pair, (0.3, 0.2)).sum(1) - LENGTHS
+    which = np.repeat(np.arange(6), number)
+    batch = batch_of([STRINGS[k] for k in which])
+    draw = lambda key: m.loss_fn({}, m.draw(key, batch, 0, {}, {})[0]).metrics["bound"].total
+    bounds = np.asarray(jax.jit(jax.vmap(draw))(jax.random.split(rng.stream(0, 2), 30))) / 20_000
+    assert abs(bounds.mean() - SHARES @ exact) < 4 * bounds.std() / 30**0.5 + 5e-4
+    scores = jax.jit(m.bound(4).fn)({}, batch, rng.stream(0, rng.EVAL), {})
+    for k, nll in enumerate(np.split(np.asarray(scores.nll), np.cumsum(number)[:-1])):
+        assert abs(nll.mean() - exact[k]) < 4 * nll.std() / len(nll) ** 0.5 + 5e-4
+    np.testing.assert_array_equal(scores.count, LENGTHS[which])
+    curve = scores.curves["gap_calibration"]
+    np.testing.assert_allclose(curve.total[:7] / curve.count[:7], np.exp(0.2), rtol=0.06)
+
+
+def test_with_nothing_to_insert_it_is_masked_diffusion():
+    """Tokens that have all come leave the loss of masked diffusion, with its weight."""
+    m = method(("power(1000)", "power(2)"))
+    batch = batch_of([(A, B)] * 400)
+    drawn, _ = m.draw(rng.stream(0, rng.TRAIN), batch, 0, {}, {})
+    drawn |= {"come": jnp.zeros((400, 2)), "time": jnp.full(400, 0.5)}
+    masked = drawn["time"][:, None] < drawn["revealed"]
+    out = m.loss_fn({}, drawn)
+    terms = m.terms({}, drawn)
+    assert np.all(terms.count == 0) and np.all(terms.mean_count < 1e-6)
+    both = 0.6  # strings of two letters; aa 0.05, ab 0.35, ba 0.2
+    expected = {
+        (True, True): -np.log(0.4 / both) - np.log(0.35 / both),
+        (True, False): 0.0,
+        (False, True): -np.log(0.35 / 0.4),
+        (False, False): 0.0,
+    }
+    by_hand = [expected[tuple(row)] for row in np.asarray(masked).tolist()]
+    np.testing.assert_allclose(terms.unmasking, by_hand, atol=1e-4)
+    weight = 2 * 0.5 / (0.5**2 + 1e-3)  # at time 0.5, with the floor of training
+    np.testing.assert_allclose(out.loss.total, weight * np.sum(by_hand), rtol=1e-4)
+
+
+def test_prompts_are_there_from_the_start_and_not_scored():
+    m = method()
+    batch = batch_of([(A,), (A, A), (A, B)] * 300, prompt_len=np.ones(900))
+    scores = jax.jit(m.bound(2).fn)({}, batch, rng.stream(0, rng.EVAL), {})
+    np.testing.assert_array_equal(scores.count, [0, 1, 1] * 300)
+    drawn, _ = m.draw(rng.stream(0, rng.TRAIN), batch, 0, {}, {})
+    state = insertion.corrupt(
+        jnp.pad(drawn["tokens"], ((0, 0), (1, 0))),
+        drawn["length"] + 1,
+        jnp.pad(~drawn["loss_mask"], ((0, 0), (1, 0)), constant_values=True),
+        *(jnp.pad(drawn[k], ((0, 0), (1, 0))) for k in ("come", "revealed")),
+        drawn["time"],
+        MASK,
+    )
+    assert np.all(state.length >= 2) and not np.any(state.masked[:, :2])
+    assert not np.any(state.open[:, 0]) and np.all(state.open[:, 1])
+
+
+@functools.cache
+def tiny(**changes):
+    config = base("flexmdm")
+    config.model.update(dict(num_layers=1, width=16, num_heads=4, cond_dim=8))
+    config.eval.orders = ("own",)
+    config.update_from_flattened_dict(changes)
+    m = build(config, DataInfo("text", 12, 5, "byte"))
+    params = partitioning.unbox(jax.jit(m.init)(jax.random.key(0)))
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    return m, tree.unflatten(
+        [x + 0.2 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    )
+
+
+def rows_of_text(batch=16, **fields):
+    r = np.random.default_rng(0)
+    fields = {"tokens": r.integers(0, 5, (batch, 12)), "length": r.integers(0, 13, batch), **fields}
+    return jax.tree.map(jnp.asarray, as_batch(fields, np.arange(batch)))
+
+
+def test_noise_and_loss_are_those_of_the_global_batch_on_every_mesh():
+    m, params = tiny()
+    batch = rows_of_text()
+
+    def step(params, batch):
+        drawn, _ = m.draw(rng.stream(0, rng.TRAIN), batch, 0, params, {})
+        return drawn, m.loss_fn(params, drawn).loss.total
+
+    noise, total = jax.jit(step)(params, batch)
+    assert np.all(np.diff(np.sort(np.floor(np.asarray(noise["time"]) / 0.999 * 16))) == 1)
+    boxed = jax.eval_shape(m.init, jax.random.key(0))
+    for model in (1, 4):
+        mesh = partitioning.make_mesh(1, -1, model, devices=jax.devices())
+        with jax.set_mesh(mesh):
+            placed = jax.device_put(params, partitioning.param_shardings(boxed, mesh))
+            rows = jax.device_put(batch, partitioning.batch_sharding(mesh))
+            found = jax.jit(step)(placed, rows)
+        jax.tree.map(np.testing.assert_array_equal, found[0], noise)
+        np.testing.assert_allclose(found[1], total, rtol=1e-5)
+
+
+def test_masks_without_room_are_left_out_and_counted():
+    m, params = tiny()
+    drawn, _ = m.draw(rng.stream(0, rng.TRAIN), rows_of_text(), 0, params, {})
+    full, few = (dataclasses.replace(m, most=k).terms(params, drawn) for k in (12, 2))
+    np.testing.assert_allclose(full.insertion, few.insertion, rtol=1e-5)
+    masks = np.round(np.asarray(few.overflow + 0.0))
+    assert full.overflow.sum() == 0 and masks.sum() > 0
+    assert np.all((few.unmasking < full.unmasking) == (masks > 0))
+
+
+@pytest.mark.parametrize("classes", [0, 6])
+def test_padding_is_invisible_and_both_heads_have_a_bound(classes):
+    m, params = tiny(**{"model.classes": classes})
+    batch, other = rows_of_text(), rows_of_text()
+    live = np.arange(12) < np.asarray(batch["length"])[:, None]
+    other["tokens"] = jnp.where(live, batch["tokens"], 4 - batch["tokens"])
+    score = jax.jit(m.bound(2).fn)
+    found = [score(params, b, rng.stream(0, rng.EVAL), {}).nll for b in (batch, other)]
+    np.testing.assert_array_equal(*found)
+    drawn, _ = m.draw(rng.stream(0, rng.TRAIN), batch, 0, params, {})
+    a, b = (m.terms(params, drawn, train=t).insertion for t in (True, False))
+    assert np.allclose(a, b) == (classes == 0)
+
+
+def test_a_model_of_the_time_sees_the_time_of_its_own_schedule():
+    """flexmdm.md 15.15: under another schedule, the time at which its own is as far."""
+    m, params = tiny(**{"method.condition": "time"})
+    alpha_model, _ = tiny()
+    tokens, length = jnp.full((3, 5), m.model.cfg.mask), jnp.array([1, 3, 5])
+    t = jnp.array([0.1, 0.5, 0.9])
+    tau = 1 - (1 - t) ** (2.9 / 1.7)
+    out = m.predict(params, tokens, length, make_rise("power(2.9)").value(t))
+    direct = m.model.apply(params, tokens, length, tau, None)
+    np.testing.assert_allclose(out.gap, direct.gap, atol=2e-3)
+    other = alpha_model.predict(params, tokens, length, make_rise("power(2.9)").value(t))
+    assert np.abs(np.asarray(out.gap - other.gap)).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "key, value, words",
+    [
+        ("method.insertion", "poly(2)", "log_linear"),
+        ("method.unmasking", "power(0)", "from 0 to 1"),
+        ("method.last_time", 1.0, "last_time"),
+        ("method.condition", "beta", "alpha, time"),
+        ("model.num_heads", 3, "heads"),
+        ("eval.orders", ("l2r",), "one likelihood"),
+    ],
+)
+def test_bad_values_are_one_sentence(key, value, words):
+    config = base("flexmdm")
+    config.eval.orders = ("own",)
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(ConfigError, match=words):
+        build(config, DataInfo("text", 8, 5, "byte"))
+
+
+def test_data_without_a_line_of_tokens_are_refused():
+    for info in (
+        DataInfo("table", 3, 4, "column", unit_sizes=(2, 3, 4)),
+        DataInfo("chain", 3, 4, "symbol", permutation=(2, 0, 1)),
+    ):
+        with pytest.raises(ConfigError, match="row that grows"):
+            build(base("flexmdm"), info)
