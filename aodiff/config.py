@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import ml_collections
 from ml_collections import config_dict
 
-from aodiff.method_defaults import METHOD_DEFAULTS, MODEL_DEFAULTS, STAGES
+from aodiff.method_defaults import METHOD_DEFAULTS, MODEL_DEFAULTS, SAMPLE_DEFAULTS, STAGES
 
 
 class ConfigError(Exception):
@@ -131,6 +131,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             prompt="",  # text to keep; the model writes the rest
             positions=(),  # where the prompt's tokens stand; (): from 0 on
             given=config_dict.placeholder(str),  # JSON lines, rows with null where to write
+            **SAMPLE_DEFAULTS.get(method, {}),
         )
     )
     c.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, model=1))

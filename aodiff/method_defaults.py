@@ -97,3 +97,18 @@ MODEL_DEFAULTS = {  # beside what every model has
         table_size=config_dict.placeholder(int),  # rows of the embedding; None: as the ids need
     ),
 )
+# Beside what every method has in the group sample.
+SAMPLE_DEFAULTS = {
+    "flexmdm": dict(
+        # When tokens come and are revealed: any, with method.condition="alpha" or not.
+        insertion="power(2.9)",
+        unmasking="power(2.89)",
+        count="poisson",  # masks in a gap: or "bernoulli", "floor_bernoulli", "thin"
+        reveal="binomial",  # how many at a time: or "poisson"
+        rate="exact",  # of a step: or "euler", "exponential", "tau"
+        window=(),  # or (w, most): the leftmost w masks for each that is revealed, at most most
+        drain=8,  # calls after the last insertion
+        stop=1e-3,  # tokens expected to be missing at which a row without masks ends; 0: none
+        buckets=(),  # widths at which short rows are computed
+    )
+}

@@ -5,6 +5,8 @@ al. (FlexMDM), arXiv 2509.01025; flexmdm.md sections 2 and 3.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,14 +23,20 @@ from aodiff.methods.base import (
     Evaluation,
     LossOutput,
     Params,
+    Samples,
     Scores,
     token_rows,
 )
 from aodiff.metrics import Mean, Sum
 from aodiff.nn.flexmdm import FlexMDM, FlexMDMConfig, Prediction, forward_flops
+from aodiff.sampling import flexible
 
 LAST_TIME = 1 - 1e-5  # of the bound, whose weights are exact
 DECILES = 10
+# Choices of `config.sample` that mean nothing here, and their defaults.
+FIXED_CANVAS = dict(
+    schedule="linear", block=0, position_noise=0.0, remask="", eos="free", crop=False
+)
 
 
 class Terms(NamedTuple):
@@ -215,6 +223,48 @@ class FlexMDMMethod:
             return Scores(jnp.mean(nats, axis=0) - count, count, {"gap_calibration": calibration})
 
         return Evaluation(fn, f"upper bound (ELBO), {draws} times per row, lengths included")
+
+    def sampler(self, config, max_given: int) -> Callable[..., Samples]:
+        s = config.sample
+        for key, off in FIXED_CANVAS.items():
+            if s[key] != off:
+                raise ConfigError(
+                    f"sample.{key}={s[key]!r} is for rows of a fixed length; use {off!r} here"
+                )
+        if s.count == "thin" and not self.model.cfg.classes:
+            raise ConfigError(
+                'sample.count="thin" needs the law of each count, which only a model trained with '
+                'model.classes has; use "poisson"'
+            )
+        inserter = flexible.Inserter(
+            make_rise(s.insertion),
+            make_rise(s.unmasking),
+            s.steps or self.seq_len,
+            score="random" if s.order in ("own", "uniform") else s.order,
+            reveal=s.reveal,
+            count=s.count,
+            rate=s.rate,
+            window=tuple(s.window),
+            drain=s.drain,
+            stop=s.stop,
+        )
+        cfg, buckets = self.model.cfg, tuple(s.buckets)
+
+        def fn(params, extra, keys, tokens, given):
+            return flexible.sample(
+                flexible.in_buckets(functools.partial(self.predict, params), buckets),
+                keys,
+                tokens,
+                given,
+                inserter,
+                mask_id=cfg.mask,
+                anchor=cfg.anchor,
+                temperature=s.temperature,
+                top_p=s.top_p,
+                top_k=s.top_k,
+            )
+
+        return fn
 
     def flops(self, widths: jax.Array, squares: jax.Array) -> jax.Array:
         """Analytic FLOPs of decoding rows with these `Samples.widths` and `Samples.squares`."""

@@ -31,17 +31,21 @@ Predict = Callable[[jax.Array, jax.Array, jax.Array], Prediction]
 _TOKEN, _SCORE, _COUNT, _INSERT = range(4)  # streams of a step's key
 
 
-def _hazard(rise: Rise, start: np.ndarray, end: np.ndarray) -> jax.Array:
+def _hazard(rise: Rise, start: jax.Array, end: jax.Array) -> jax.Array:
     return rise.hazard(start) * (end - start)
+
+
+def _euler(rise: Rise, start: jax.Array, end: jax.Array) -> jax.Array:
+    return jnp.minimum(_hazard(rise, start, end), 1)
 
 
 # Chance to be revealed, or to come, between two times. "exact" is what the process does; "euler"
 # and "tau" are the published steps, "tau" with its loss of what happens twice.
 RATES: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] = {
     "exact": (Rise.step_prob, Rise.step_prob),
-    "euler": (lambda *step: jnp.minimum(_hazard(*step), 1), _hazard),
-    "exponential": (lambda *step: -jnp.expm1(-_hazard(*step)), _hazard),
-    "tau": (lambda *step: _hazard(*step) * jnp.exp(-_hazard(*step)), _hazard),
+    "euler": (_euler, _euler),
+    "exponential": (lambda *step: -jnp.expm1(-_hazard(*step)), _euler),
+    "tau": (lambda *step: _hazard(*step) * jnp.exp(-_hazard(*step)), _euler),
 }
 REVEALS = ("binomial", "poisson")
 

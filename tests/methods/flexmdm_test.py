@@ -252,6 +252,28 @@ def test_a_model_of_the_time_sees_the_time_of_its_own_schedule():
     assert np.abs(np.asarray(out.gap - other.gap)).max() > 1e-2
 
 
+def test_templates_come_out_as_they_went_in():
+    """A prefix and a suffix with a hole between them, and rows that are full from the start."""
+    m, params = tiny()
+    config = base("flexmdm")
+    config.sample.update(dict(steps=6, buckets=(5, 9)))
+    tokens = np.arange(48).reshape(4, 12) % 5
+    given = np.array([[1] * 3 + [0] * 6 + [1] * 3, [0] * 12, [1] * 12, [0, 1] * 6], bool)
+    keys = jax.random.split(jax.random.key(0), 4)
+    out = jax.jit(m.sampler(config, 12))(params, {}, keys, jnp.asarray(tokens), jnp.asarray(given))
+    n = np.asarray(out.lengths)
+    assert n[2] == 12 and 6 <= n[0] <= 12
+    for row, length, template, kept, born in zip(
+        out.tokens, n, tokens, given, out.born, strict=True
+    ):
+        fixed = np.asarray(born[:length]) < 0
+        assert np.array_equal(np.asarray(row[:length])[fixed], template[kept])
+        assert np.all(row[:length] < 5) and not np.any(row[length:])
+    first = np.asarray(out.born[0, : n[0]])
+    assert np.all(first[:3] < 0) and np.all(first[-3:] < 0) and np.all(first[3:-3] >= 0)
+    assert np.asarray(out.born[3, : n[3]])[-1] < 0  # nothing comes after a token given last
+
+
 @pytest.mark.parametrize(
     "key, value, words",
     [
@@ -261,6 +283,14 @@ def test_a_model_of_the_time_sees_the_time_of_its_own_schedule():
         ("method.condition", "beta", "alpha, time"),
         ("model.num_heads", 3, "heads"),
         ("eval.orders", ("l2r",), "one likelihood"),
+        ("sample.block", 2, "fixed length"),
+        ("sample.count", "thin", "model.classes"),
+        ("sample.count", "gauss", "floor_bernoulli"),
+        ("sample.order", "sideways", "max_prob"),
+        ("sample.insertion", "none", "log_linear"),
+        ("sample.rate", "fast", "exponential"),
+        ("sample.window", (0.5, 3), "window"),
+        ("sample.drain", 0, "at least 1"),
     ],
 )
 def test_bad_values_are_one_sentence(key, value, words):
