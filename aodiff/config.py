@@ -57,6 +57,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             alpha=0.15,  # Dirichlet concentration of transition rows
             noise=0.3,  # probability that a unit ignores its parent; of angles: radians
             law_seed=0,  # -1: another law for every `seed`
+            lengths=(),  # of bracket strings: four even ones; (): 1/16, 1/4, 1/2, 1 of seq_len
             train_rows=1_048_576,
             eval_rows=1024,
             # Puzzles: lowest and highest number of given cells, (): whole grids; and whether their

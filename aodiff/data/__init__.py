@@ -7,7 +7,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from aodiff.data import (
+    brackets,
     corpora,
+    functions,
     pose,
     pose_bvh,
     pose_coco,
@@ -46,6 +48,8 @@ DATA_SETS: dict[str, types.ModuleType] = {
     **dict.fromkeys(synthetic.LAWS, synthetic),
     **dict.fromkeys(puzzles.SIDES, puzzles),
     "unfold": unfold,
+    **dict.fromkeys(brackets.NAMES, brackets),
+    functions.NAME: functions,
     "chain_pose": pose,
     **FROM_FILES,
 }

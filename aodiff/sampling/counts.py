@@ -3,10 +3,10 @@
 Source: flexmdm.md 7.3 and 7.5.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from aodiff import rng
 
 
-@dataclasses.dataclass(frozen=True)
+@flax.struct.dataclass
 class Gaps:
     """What a rule may look at in one step.
 

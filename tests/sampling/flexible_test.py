@@ -9,6 +9,8 @@ import pytest
 import scipy.stats
 
 from aodiff.core.schedules import make_rise
+from aodiff.nn.flexmdm import Prediction
+from aodiff.sampling import counts, flexible
 from aodiff.sampling.flexible import Inserter, sample
 from tests.toy_insertion import (
     ANCHOR,
@@ -159,3 +161,223 @@ def test_with_many_steps_samples_follow_the_law(score):
     found = draw_toy(inserter(POWERS, 96, score=score), num=5000)
     assert found[6] < 10
     assert pvalue(found[:6], SHARES[:6]) > 1e-3
+
+
+# ---- parts --------------------------------------------------------------------------------------
+
+
+def gaps(mean, room, chance=0.5, logits=None, num=None):
+    mean = jnp.asarray(mean, jnp.float32)
+    mean = jnp.broadcast_to(mean[None], (num or 1, len(mean)))
+    return counts.Gaps(
+        keys=jax.random.split(jax.random.key(3), len(mean)),
+        mean=mean,
+        logits=None
+        if logits is None
+        else jnp.broadcast_to(logits[None], (*mean.shape, logits.shape[-1])),
+        open=mean > 0,
+        chance=jnp.float32(chance),
+        room=jnp.full(len(mean), room),
+    )
+
+
+drawn = jax.jit(counts.draw, static_argnums=0)
+
+
+@pytest.mark.parametrize("rule", ["poisson", "bernoulli", "floor_bernoulli", "thin"])
+def test_counts_have_their_laws(rule):
+    mean = np.array([0.6, 0.0, 3.0, 1.4] + [0.0] * 20)
+    logits = np.full((24, 8), -np.inf)
+    logits[:, 0] = 0
+    logits[[0, 2, 3], :4] = np.log(np.array([[4, 6, 0, 0], [0, 0, 0, 10], [0, 6, 4, 0]]) + 1e-30)
+    found = np.asarray(drawn(rule, gaps(mean, 100, 0.5, jnp.asarray(logits, jnp.float32), 6000)))
+    expected = mean / 2 if rule != "bernoulli" else np.minimum(mean / 2, 1)
+    error = found.std(0) / 6000**0.5
+    assert np.all(np.abs(found.mean(0) - expected) <= 4 * error + 1e-6)
+    assert abs(np.corrcoef(found[:, [0, 3]].T)[0, 1]) < 0.06
+    if rule == "poisson":
+        np.testing.assert_allclose(found.var(0), expected, atol=0.12)
+    if rule == "thin":  # of 3 tokens each comes with its chance
+        law = scipy.stats.binom.pmf(range(4), 3, 0.5) * 6000
+        assert scipy.stats.chisquare(np.bincount(found[:, 2], minlength=4), law).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("rule", ["poisson", "floor_bernoulli"])
+def test_rows_without_room_lose_masks_at_random(rule):
+    """In the proportions of what was proposed, and never more than there is room for."""
+    mean = np.array([8.0, 0.0, 4.0, 2.0])  # more than there are slots
+    found = np.asarray(drawn(rule, gaps(mean, 3, 1.0, num=5000)))
+    assert np.all(found.sum(1) <= 3) and (found.sum(1) == 3).mean() > 0.99
+    share = found.sum(0) / found.sum()
+    np.testing.assert_allclose(share, mean / mean.sum(), atol=0.02)
+    if rule == "floor_bernoulli":  # a uniform subset of 14 masks
+        law = scipy.stats.hypergeom.pmf(range(4), 14, 8, 3) * 5000
+        assert scipy.stats.chisquare(np.bincount(found[:, 0], minlength=4), law).pvalue > 1e-3
+
+
+def test_masks_come_where_they_are_asked_for():
+    tokens = jnp.array([[1, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
+    given = jnp.array([[1, 1, 0, 0, 1, 1], [0] * 6], bool)
+    state = flexible.begin(tokens, given, ANCHOR)
+    assert state.tokens.tolist() == [[ANCHOR, 1, 0, 1, 1, 0, 0], [ANCHOR] + [0] * 6]
+    assert state.length.tolist() == [5, 1]
+    assert state.open.tolist() == [[0, 0, 1, 0, 0, 0, 0], [1] + [0] * 6]
+    state = state.replace(step=jnp.int32(7))
+    number = jnp.array([[0, 0, 2, 0, 0, 0, 0], [3] + [0] * 6])
+    state = jax.jit(flexible.insert, static_argnums=2)(state, number, MASK)
+    assert state.tokens.tolist() == [
+        [ANCHOR, 1, 0, MASK, MASK, 1, 1],
+        [ANCHOR, *[MASK] * 3, 0, 0, 0],
+    ]
+    assert state.length.tolist() == [7, 4]
+    assert state.fixed.tolist() == [[1, 1, 1, 0, 0, 1, 1], [1] + [0] * 6]
+    assert state.open.tolist() == [[0, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0, 0]]
+    assert state.born.tolist() == [[-1, -1, -1, 7, 7, -1, -1], [-1, 7, 7, 7, -1, -1, -1]]
+    state = jax.jit(flexible.insert, static_argnums=2)(
+        state.replace(step=jnp.int32(8)), jnp.zeros((2, 7), jnp.int32).at[1, 1].set(1), MASK
+    )
+    assert state.born[1].tolist() == [-1, 7, 8, 7, 7, -1, -1]
+
+
+LENGTHS = {4: 0.1, 16: 0.4, 32: 0.4, 64: 0.1}
+CAPACITY = 65
+
+
+def length_oracle(tokens, length, alpha):
+    """A law of lengths alone: all that is missing is behind the anchor, tokens are all 0."""
+    total = np.array(list(LENGTHS))
+    n = (length - 1)[:, None]
+    missing = jnp.maximum(total[None] - n, 0)
+    ways = jax.scipy.special.gammaln(total + 1.0)[None] - jax.scipy.special.gammaln(missing + 1.0)
+    logs = jnp.log(jnp.array(list(LENGTHS.values())))[None] + ways
+    logs += missing * jnp.log(jnp.maximum(1 - alpha, 1e-9))[:, None]
+    law = jax.nn.softmax(jnp.where(total[None] >= n, logs, -1e9), axis=1)
+    logits = jnp.full((*tokens.shape, 65), -jnp.inf).at[..., 0].set(0.0)
+    rows = jnp.arange(len(tokens))[:, None]
+    first = jnp.full((len(tokens), 65), -1e9).at[rows, missing].max(jnp.log(law + 1e-30))
+    logits = logits.at[:, 0].set(first)
+    gap = (
+        jnp.full(tokens.shape, -30.0).at[:, 0].set(jnp.log(jnp.sum(law * missing, axis=1) + 1e-12))
+    )
+    return Prediction(jnp.zeros((*tokens.shape, 4)).at[..., 1:].set(-1e9), gap, logits)
+
+
+@pytest.mark.parametrize(
+    "rule, rise, steps, low, high",
+    [
+        ("thin", "linear", 8, 0.0, 0.04),
+        ("poisson", "linear", 64, 0.22, 0.31),
+    ],
+)
+def test_lengths_that_an_oracle_writes(rule, rise, steps, low, high):
+    """flexmdm.md 7.3: thinning is exact with any number of steps, Poisson counts are not."""
+    num = 1000
+    nothing = np.zeros((num, CAPACITY - 1), np.int32)
+    choices = Inserter(
+        make_rise(rise), make_rise(rise), steps, "l2r", count=rule, stop=0.0, drain=1
+    )
+    out = run(length_oracle, choices, nothing, nothing > 0)
+    found = np.bincount(out.lengths, minlength=CAPACITY) / num
+    law = np.bincount(list(LENGTHS), list(LENGTHS.values()), CAPACITY)
+    assert low <= np.abs(found - law).sum() / 2 <= high
+
+
+def flat(tokens, length, alpha):
+    """Any of three tokens, as likely; four tokens are missing at the start, evenly spread."""
+    gap = (
+        jnp.log(4.0 * jnp.maximum(1 - alpha, 1e-6))[:, None]
+        - jnp.log(length.astype(jnp.float32))[:, None]
+    )
+    return Prediction(
+        jnp.zeros((*tokens.shape, 5)).at[..., 3:].set(-1e9), jnp.broadcast_to(gap, tokens.shape)
+    )
+
+
+def write(choices, num=64, n=16, predict=flat, first=0, **options):
+    keys = jax.random.split(jax.random.key(1), num)[first:]
+    nothing = jnp.zeros((len(keys), n), jnp.int32)
+    fn = lambda *a: sample(predict, *a, choices, mask_id=3, anchor=4, **options)
+    return jax.device_get(jax.jit(fn)(keys, nothing, nothing > 0))
+
+
+def test_rows_do_not_depend_on_each_other_nor_on_the_width_of_what_is_computed():
+    whole = write(inserter(POWERS, 8))
+    half = write(inserter(POWERS, 8), first=32)
+    short = write(inserter(POWERS, 8), predict=flexible.in_buckets(flat, (4, 8)))
+    for name in ("tokens", "lengths", "step", "born", "calls"):
+        np.testing.assert_array_equal(getattr(whole, name)[32:], getattr(half, name))
+        np.testing.assert_array_equal(getattr(whole, name), getattr(short, name))
+    assert len(np.unique(whole.lengths)) > 4
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        dict(reveal="poisson", score="confidence"),
+        dict(window=(1, 1), score="max_prob"),
+        dict(rate="tau", score="random"),
+        dict(count="floor_bernoulli", score="l2r", drain=2),
+    ],
+)
+def test_rows_are_whole_and_say_when_they_were_written(choices):
+    out = write(inserter(LINEAR, 12, **choices))
+    live = np.arange(16) < out.lengths[:, None]
+    assert np.all(out.tokens[live] < 3) and not out.tokens[~live].any()
+    assert np.all(out.step[live] > out.born[live])  # masks are not revealed as they come
+    assert np.all(out.step[live] < out.calls.max()) and np.all(
+        out.calls <= 12 + choices.get("drain", 8)
+    )
+    assert np.all(out.born[live] < 12) and np.all(out.born[live] >= 0)
+    assert np.all(out.step[~live] == -1) and np.all(out.logp[live] < -1)
+
+
+def test_a_window_of_one_writes_from_the_left():
+    """At most one mask a step, and always the leftmost of those there are."""
+    out = write(inserter(POWERS, 40, window=(1, 1), drain=30))
+    for row, born, n in zip(out.step, out.born, out.lengths, strict=True):
+        steps, born = row[:n], born[:n]
+        during = steps < 40
+        assert len(np.unique(steps[during])) == during.sum()
+        for i in np.flatnonzero(during):
+            assert not np.any((steps[:i] > steps[i]) & (born[:i] < steps[i]))
+
+
+def test_rows_that_expect_no_more_end_early():
+    """They save calls, and none of them had a mask left."""
+    long = write(inserter(POWERS, 64))
+    early = write(flexible.Inserter(*map(make_rise, POWERS), 64, stop=0.3))
+    assert np.all(long.calls >= 64) and early.calls.mean() < 58
+    assert np.all(early.tokens < 3) and early.widths.sum() < long.widths.sum()
+
+
+def test_full_rows_stop_growing_and_say_so():
+    out = write(inserter(LINEAR, 16), n=3)
+    assert out.lengths.max() == 3
+    assert np.all((out.full > 0) >= (out.lengths == 3)) and np.all(out.full[out.lengths < 3] == 0)
+
+
+def test_lengths_grow_as_tokens_come():
+    """flexmdm.md 17.3: E[n] is the share that has come times E[N]; here N is 4 on average."""
+    out = write(inserter(("sin", "linear"), 32), num=800)
+    born = np.where(out.born < 0, 99, out.born)
+    for step in (4, 12, 24, 31):
+        share = float(make_rise("sin").value((step + 1) / 32))
+        n = (born <= step).sum(1)
+        assert abs(n.mean() - share * 4) < 4 * n.std() / 800**0.5 + 0.05
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(score="best"), "max_prob"),
+        (dict(reveal="all"), "binomial, poisson"),
+        (dict(count="geometric"), "floor_bernoulli"),
+        (dict(rate="exactly"), "exponential"),
+        (dict(window=(0.5, 2)), "at least 1"),
+        (dict(drain=0), "at least 1"),
+        (dict(grid=(0.0, 0.5, 1.0)), "5 increasing"),
+    ],
+)
+def test_choices_that_do_not_exist_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        inserter(**options)

@@ -1,0 +1,78 @@
+"""Functions of the Python standard library, one a row, each of its own length.
+
+Methods keep neither their indentation nor their class. Splits share no module.
+"""
+
+import ast
+import textwrap
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from aodiff.data import prepared
+from aodiff.data.corpora import python_stdlib, split_documents
+from aodiff.data.info import DataError, DataInfo, Stats
+from aodiff.data.sources import ArraySource, Source
+from aodiff.data.tokenizers import make_tokenizer
+
+NAME = "python_functions"
+SHORTEST = 40  # characters; shorter ones say little
+LONGEST = 8  # characters of a token, at most
+
+
+def describe(config: ConfigDict) -> DataInfo:
+    """The functions of at most `config.seq_len` tokens."""
+    return prepared.describe(config)
+
+
+def functions(source: str, longest: int) -> list[str]:
+    """The functions and methods of a module, without decorators; [] if the module is broken.
+
+    Those of `SHORTEST` to `longest` characters.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # some modules are broken on purpose
+        return []
+    lines = source.splitlines()
+    nodes = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    spans = sorted({(n.lineno, n.end_lineno) for n in nodes})
+    found = (textwrap.dedent("\n".join(lines[first - 1 : last])) for first, last in spans)
+    return [text for text in found if SHORTEST <= len(text) <= longest and parses(text)]
+
+
+def parses(text: str) -> bool:
+    """Whether a text is a Python program."""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def open_splits(config: ConfigDict) -> dict[str, Source]:
+    """Rows with their `length`, each text once.
+
+    Raises:
+      DataError: no function is short enough.
+    """
+    tokenizer, n = make_tokenizer(config.tokenizer), config.seq_len
+    found, seen = {}, set()
+    for split, modules in split_documents(python_stdlib()).items():
+        texts = dict.fromkeys(
+            t for m in modules for t in functions(m, n if tokenizer.unit == "byte" else LONGEST * n)
+        )
+        texts = [t for t in texts if t not in seen]
+        seen.update(texts)
+        rows = [ids for ids in map(tokenizer.encode, texts) if len(ids) <= n]
+        if not rows:
+            raise DataError(
+                f"no function of {split} has at most data.seq_len={n} tokens; use 128 or more"
+            )
+        tokens = np.zeros((len(rows), n), rows[0].dtype)
+        for row, ids in zip(tokens, rows, strict=True):
+            row[: len(ids)] = ids
+        length = np.array([len(ids) for ids in rows], np.uint16)
+        stats = Stats(len(rows), int(length.sum()))
+        found[split] = ArraySource({"tokens": tokens, "length": length}, stats)
+    return found

@@ -1,0 +1,153 @@
+"""Masked diffusion with insertion: strings of any length, written in any order.
+
+  python -m aodiff.main --config=configs/flexmdm.py[:preset]
+  python -m aodiff.main --config=configs/flexmdm.py[:preset] --mode=eval | --mode=sample
+
+| preset | what | hardware, time | expected | status |
+| --- | --- | --- | --- | --- |
+| (none) | functions of Python's standard library, bytes, up to 127 | 2 CPU cores | | not run |
+| bracket | balanced brackets of length 4 to 64 | 1 accelerator | | not run |
+| bracket_mdm | the same on a canvas of 64, masked diffusion with equal optimiser | same | | not run |
+| bracket_cpu | balanced brackets of length 2 to 16 | 2 CPU cores, 20 min | bound 3.5 nats a string (entropy 3.253) | not run |
+| bracket_cpu_mdm | the same on a canvas of 16, masked diffusion | same | 3.3 nats a string | not run |
+| owt_175m | OpenWebText, GPT-2 tokens, up to 1023 | 16 chips | | not run |
+| smoke | balanced brackets of length 2 to 16, tiny model | 1 CPU core, 1 min | runs | not run |
+
+A bound counts the end of a string as well; the canvas counts its end symbols. Likelihoods are per
+token of the string or of the canvas: multiply by their mean number to compare.
+"""
+
+from aodiff.config import ConfigError, base
+
+FLEX = {
+    "eval.orders": ("own",),
+    "eval.num_orders": 64,
+    "sample.order": "own",
+}
+BRACKETS = {
+    "data.name": "brackets",
+    "data.seq_len": 64,
+    "data.eval_rows": 1024,
+    "method.insertion": "sin",
+    "method.unmasking": "linear",
+    "model.width": 256,
+    "model.cond_dim": 64,
+    "model.kernel_std": 0.05,
+    "optim.lr": 1e-4,
+    "optim.lr_floor": 1e-6,
+    "optim.warmup_steps": 1000,
+    "optim.b2": 0.999,
+    "optim.weight_decay": 0.01,
+    "optim.ema_decay": 0.99,
+    "train.global_batch": 2048,
+    "train.num_steps": 10_000,
+    "eval.batch": 128,
+    "eval.measures": ("brackets",),
+    "eval.samples": 2000,
+    "checkpoint.every": 1000,
+    "log.every": 100,
+    "sample.steps": 256,
+    "sample.insertion": "sin",
+    "sample.unmasking": "linear",
+    "sample.order": "own",
+}
+CPU = {
+    "data.seq_len": 16,
+    "data.lengths": (2, 4, 8, 16),
+    "model.num_layers": 2,
+    "model.width": 64,
+    "model.kernel_std": 0.1,
+    "optim.lr": 2e-3,
+    "optim.lr_floor": 1e-5,
+    "optim.warmup_steps": 100,
+    "optim.b2": 0.99,
+    "optim.ema_decay": 0.995,
+    "train.global_batch": 128,
+    "train.num_steps": 3000,
+}
+# The same data and optimiser for a canvas.
+CANVAS = {
+    "method.name": "mdm",
+    "data.name": "brackets_canvas",
+    "model.position": "rope",
+    "model.mlp": "gelu",
+    "sample.order": "random",
+    "sample.schedule": "ancestral",
+    "sample.steps": 256,
+}
+SMALL = FLEX | BRACKETS | CPU
+OWN = ("method.", "model.cond_dim", "sample.insertion", "sample.unmasking", "sample.order")
+PRESETS = {
+    "": FLEX
+    | {
+        "data.name": "python_functions",
+        "data.seq_len": 127,
+        "model.num_layers": 3,
+        "model.width": 128,
+        "model.kernel_std": 0.08,
+        "optim.lr": 2e-3,
+        "optim.lr_floor": 2e-4,
+        "optim.ema_decay": 0.995,
+        "train.global_batch": 32,
+        "train.num_steps": 1500,
+        "eval.num_orders": 8,
+        "sample.temperature": 0.8,
+        "sample.steps": 256,
+    },
+    "bracket": FLEX | BRACKETS,
+    "bracket_mdm": BRACKETS | CANVAS,
+    "bracket_cpu": SMALL,
+    "bracket_cpu_mdm": BRACKETS | CPU | CANVAS,
+    "owt_175m": FLEX
+    | {
+        "data.name": "openwebtext",
+        "data.tokenizer": "gpt2",
+        "data.seq_len": 1023,
+        "method.insertion": "linear",
+        "method.unmasking": "linear",
+        "model.num_layers": 12,
+        "model.width": 768,
+        "model.num_heads": 12,
+        "model.dtype": "bfloat16",
+        "model.remat": "dots",
+        "optim.lr": 3e-4,
+        "optim.warmup_steps": 2000,
+        "optim.weight_decay": 0.03,
+        "optim.b2": 0.999,
+        "optim.ema_decay": 0.9999,
+        "train.global_batch": 1024,
+        "train.num_steps": 500_000,
+        "eval.num_orders": 16,
+        "checkpoint.every": 1000,
+        "log.every": 100,
+        "sample.steps": 1024,
+        "sample.buckets": (128, 256, 512, 768),
+    },
+    "smoke": SMALL
+    | {
+        "data.eval_rows": 128,
+        "model.num_layers": 1,
+        "model.width": 32,
+        "train.global_batch": 64,
+        "train.num_steps": 100,
+        "optim.warmup_steps": 10,
+        "checkpoint.every": 50,
+        "log.every": 20,
+        "eval.num_orders": 8,
+        "eval.samples": 200,
+        "sample.steps": 32,
+        "sample.buckets": (6, 10),
+    },
+}
+
+
+def get_config(preset: str = ""):
+    """The config of one preset; see the table above."""
+    if preset not in PRESETS:
+        raise ConfigError(f'preset "{preset}" is unknown; choose one of {sorted(PRESETS)[1:]}')
+    changes = PRESETS[preset]
+    name = changes.get("method.name", "flexmdm")
+    config = base(name)
+    known = lambda key: name == "flexmdm" or key in CANVAS or not key.startswith(OWN)
+    config.update_from_flattened_dict({k: v for k, v in changes.items() if known(k)})
+    return config
