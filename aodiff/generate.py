@@ -99,12 +99,14 @@ def generate(
             content = given_rows.content(out.tokens[i], out.lengths[i], start.values[row], info)
             which = {"id": i} if s.given is None else {"id": i, "row": row}
             when = {"given": np.flatnonzero(given[i]).tolist(), "step": out.step[i].tolist()}
+            if out.born is not None:
+                when |= {"born": out.born[i].tolist(), "length": int(out.lengths[i])}
             records.append(which | content | when | _settings(config))
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         figure = path.with_suffix(".png")
         values = records[0].get("values")
         figures_samples.sample(figure, out.tokens[0], out.step[0], values, info)
-        logging.info("first sample: %s", info.text(info.hidden(out.tokens[0])))
+        logging.info("first sample: %s", info.text(info.hidden(out.tokens[0])[: out.lengths[0]]))
         logging.info("wrote %s and %s", path, figure)
     return path
 

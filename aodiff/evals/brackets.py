@@ -27,7 +27,8 @@ def measure(trained: Trained) -> dict[str, float]:
     law, n = brackets.law_of_lengths(config.data), info.seq_len
     shape = (config.eval.samples, n)
     nothing = np.zeros(shape, np.int32)
-    out = trained.complete(nothing, nothing > 0, **config.sample.to_dict())
+    as_asked = {key: value for key, value in config.sample.to_dict().items() if key != "given"}
+    out = trained.complete(nothing, nothing > 0, **as_asked)
     strings = [cut(row[:length]) for row, length in zip(out.tokens, out.lengths, strict=True)]
     lengths = np.array([len(s) for s in strings])
     noise = np.random.default_rng(0).choice(n + 1, len(strings), p=law)
