@@ -91,6 +91,8 @@ PRESETS = {
         "train.global_batch": 32,
         "train.num_steps": 1500,
         "eval.num_orders": 8,
+        "eval.measures": ("functions",),
+        "eval.samples": 200,
         "sample.temperature": 0.8,
         "sample.steps": 256,
     },

@@ -6,7 +6,6 @@ flexmdm.md section 11.
 """
 
 import ast
-import bisect
 import dataclasses
 import io
 import re
@@ -254,8 +253,16 @@ def nulls(found: Program, seed: int = 0, **options) -> dict[str, dict[str, float
     return {"left_to_right": scores(found, np.arange(num), **options), "random": mean}
 
 
-def character_steps(pieces: list[str], steps: np.ndarray) -> np.ndarray:
-    """Step of each character of a text of pieces, each of which was revealed at one step."""
-    ends = np.cumsum([len(p) for p in pieces]).tolist()
-    total = ends[-1] if ends else 0
-    return np.array([steps[bisect.bisect_right(ends, i)] for i in range(total)], np.int64)
+def character_steps(lengths: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Step of each character of a text of pieces, each of which was revealed at one step.
+
+    Args:
+      lengths: characters that each piece adds; one that adds none is a part of the last character.
+      steps: step of each piece.
+    """
+    found = []
+    for length, step in zip(np.asarray(lengths).tolist(), np.asarray(steps).tolist(), strict=True):
+        if length == 0 and found:
+            found[-1] = max(found[-1], step)
+        found += [step] * length
+    return np.array(found, np.int64)

@@ -7,7 +7,7 @@ al. (FlexMDM), arXiv 2509.01025; flexmdm.md sections 2 and 3.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,7 @@ class FlexMDMMethod:
     condition: str = "alpha"
     most: int | None = None
     refresh_every: int = 0
+    grows: ClassVar[bool] = True  # a hole in a row may take any number of tokens
 
     @classmethod
     def from_config(cls, config, info: DataInfo) -> "FlexMDMMethod":

@@ -110,8 +110,8 @@ def test_null_orders_and_variants():
 
 
 def test_steps_of_tokens_are_those_of_their_last_character():
-    found = tree("ab = 1\n")
-    steps = found.steps(character_steps(["a", "b =", " 1", "\n"], np.array([5, 2, 9, 0])))
+    found = tree("ab = 1\n")  # pieces "a", "b =", two that make " 1", and the end of the line
+    steps = found.steps(character_steps([1, 3, 2, 0, 1], [5, 2, 1, 9, 0]))
     assert [(("ab = 1\n")[a:b], s) for (a, b), s in zip(found.spans, steps, strict=True)] == [
         ("ab", 5),
         ("=", 2),
