@@ -4,14 +4,22 @@ import math
 
 import ml_collections
 
-from aodiff.config import MDM, METHOD_DEFAULTS, MODEL_DEFAULTS, editable
+from aodiff import data
+from aodiff.config import MDM, METHOD_DEFAULTS, MODEL_DEFAULTS, SAMPLE_DEFAULTS, editable
+
+# How an arm samples rows of one length where the run itself samples rows that grow.
+CANVAS_SAMPLES = {
+    MDM: dict(order="random", schedule="ancestral"),
+    "aogpt": dict(order="own", steps=0),
+}
 
 
 def arm(config, order: str) -> ml_collections.ConfigDict:
     """The config of an arm, trained with equal compute: an AO-GPT with `order`, or an MDM.
 
     The arm gets what OrderGPT spends on refreshes as extra steps, counted as if it refreshed until
-    its latest freeze and always took all parts of a refresh.
+    its latest freeze and always took all parts of a refresh. Where rows grow by insertion, the arm
+    has the same data as rows of one length, ended by an end symbol.
     """
     c = editable(config)
     steps, method = c.train.num_steps, c.method
@@ -22,13 +30,21 @@ def arm(config, order: str) -> ml_collections.ConfigDict:
         c.optim.decay_steps = c.train.num_steps
     name = MDM if order == MDM else "aogpt"
     c.method = ml_collections.ConfigDict(dict(METHOD_DEFAULTS[name], name=name))
+    for key in MODEL_DEFAULTS[method.name]:
+        del c.model[key]
+    c.model.update({k: config.model.get(k, v) for k, v in MODEL_DEFAULTS[name].items()})
     if name == "aogpt":
         c.method.order = order
     else:
-        for key in MODEL_DEFAULTS[method.name]:
-            del c.model[key]
-        c.model.update(MODEL_DEFAULTS[name], mlp="gelu")  # two matrices, as the others have
+        c.model.mlp = "gelu"  # two matrices, as the others have
         c.eval.update(ensemble=0, marginal=0)
+    if method.name == "flexmdm":
+        for key in SAMPLE_DEFAULTS[method.name]:
+            del c.sample[key]
+        c.sample.update(CANVAS_SAMPLES[name])
+        c.data.name += data.CANVAS
+        if name == MDM:
+            c.model.position = "rope"
     c.compare = ml_collections.ConfigDict()
     return c.lock()
 

@@ -8,7 +8,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from aodiff import figures_samples, given_rows, rng
+from aodiff import figures_samples, figures_trace, given_rows, rng
 from aodiff.config import ConfigError
 from aodiff.data import DataInfo
 from aodiff.methods.base import Method, Samples
@@ -105,7 +105,12 @@ def generate(
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         figure = path.with_suffix(".png")
         values = records[0].get("values")
-        figures_samples.sample(figure, out.tokens[0], out.step[0], values, info)
+        if out.born is None:
+            figures_samples.sample(figure, out.tokens[0], out.step[0], values, info)
+        else:
+            live = slice(0, out.lengths[0])
+            pieces = [info.text(token[None]) for token in out.tokens[0, live]]
+            figures_trace.trace(figure, pieces, out.step[0, live], out.born[0, live])
         logging.info("first sample: %s", info.text(info.hidden(out.tokens[0])[: out.lengths[0]]))
         logging.info("wrote %s and %s", path, figure)
     return path

@@ -77,7 +77,8 @@ def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Se
     method = method or methods.build(config, info)
     evals.check_decoders(config, method)
     for order in set(config.compare.values()) - set(config_lib.FOUND):
-        methods.build(arms.arm(config, order), info)
+        arm = arms.arm(config, order)
+        methods.build(arm, data.describe(arm.data))
     mask = optim.decay_mask(state.abstract_params(method))
     tx = optim.make_optimizer(config.optim, config.train.num_steps, mask)
     abstract = state.abstract_state(method, tx, config.optim.ema_decay > 0, mesh)

@@ -7,9 +7,7 @@
 | --- | --- | --- | --- | --- |
 | (none) | functions of Python's standard library, bytes, up to 127 | 2 CPU cores | | not run |
 | bracket | balanced brackets of length 4 to 64 | 1 accelerator | | not run |
-| bracket_mdm | the same on a canvas of 64, masked diffusion with equal optimiser | same | | not run |
 | bracket_cpu | balanced brackets of length 2 to 16 | 1 CPU core, 5 min | bound 3.5 nats a string (entropy 3.253) | not run |
-| bracket_cpu_mdm | the same on a canvas of 16, masked diffusion | same | 3.3 nats a string | not run |
 | owt_175m | OpenWebText, GPT-2 tokens, up to 1023 | 16 chips | | not run |
 | smoke | balanced brackets of length 2 to 16, tiny model | 1 CPU core, 1 min | runs | not run |
 
@@ -20,6 +18,7 @@ token of the string or of the canvas: multiply by their mean number to compare.
 from aodiff.config import ConfigError, base
 
 FLEX = {"eval.orders": ("own",), "eval.num_orders": 64, "sample.order": "own"}
+ARMS = {"compare": {"mdm": "mdm", "ar": "l2r"}}  # on a canvas, with equal optimiser and steps
 SINE = {
     "method.insertion": "sin",
     "method.unmasking": "linear",
@@ -27,27 +26,32 @@ SINE = {
     "sample.insertion": "sin",
     "sample.unmasking": "linear",
 }
-BRACKETS = FLEX | {
-    "data.name": "brackets",
-    "data.seq_len": 64,
-    "data.eval_rows": 1024,
-    "model.width": 256,
-    "model.kernel_std": 0.05,
-    "optim.lr": 1e-4,
-    "optim.lr_floor": 1e-6,
-    "optim.warmup_steps": 1000,
-    "optim.b2": 0.999,
-    "optim.weight_decay": 0.01,
-    "optim.ema_decay": 0.99,
-    "train.global_batch": 2048,
-    "train.num_steps": 10_000,
-    "eval.batch": 128,
-    "eval.measures": ("brackets",),
-    "eval.samples": 2000,
-    "checkpoint.every": 1000,
-    "log.every": 100,
-    "sample.steps": 256,
-}
+BRACKETS = (
+    FLEX
+    | ARMS
+    | {
+        "data.name": "brackets",
+        "data.seq_len": 64,
+        "data.eval_rows": 1024,
+        "model.width": 256,
+        "model.kernel_std": 0.05,
+        "optim.lr": 1e-4,
+        "optim.lr_floor": 1e-6,
+        "optim.warmup_steps": 1000,
+        "optim.b2": 0.999,
+        "optim.weight_decay": 0.01,
+        "optim.ema_decay": 0.99,
+        "train.global_batch": 2048,
+        "train.num_steps": 10_000,
+        "eval.batch": 128,
+        "eval.measures": ("brackets",),
+        "eval.samples": 2000,
+        "eval.steps": (16, 64, 256, 1024),
+        "checkpoint.every": 1000,
+        "log.every": 100,
+        "sample.steps": 256,
+    }
+)
 CPU = {
     "data.seq_len": 16,
     "data.lengths": (2, 4, 8, 16),
@@ -61,20 +65,12 @@ CPU = {
     "optim.ema_decay": 0.995,
     "train.global_batch": 128,
     "train.num_steps": 3000,
-}
-# The same data and optimiser for a canvas.
-CANVAS = {
-    "method.name": "mdm",
-    "data.name": "brackets_canvas",
-    "model.position": "rope",
-    "model.mlp": "gelu",
-    "sample.order": "random",
-    "sample.schedule": "ancestral",
-    "sample.steps": 256,
+    "eval.steps": (16, 64, 256),
 }
 SMALL = BRACKETS | SINE | CPU
 PRESETS = {
     "": FLEX
+    | ARMS
     | {
         "data.name": "python_functions",
         "data.seq_len": 127,
@@ -93,9 +89,7 @@ PRESETS = {
         "sample.steps": 256,
     },
     "bracket": BRACKETS | SINE,
-    "bracket_mdm": BRACKETS | CANVAS,
     "bracket_cpu": SMALL,
-    "bracket_cpu_mdm": BRACKETS | CPU | CANVAS,
     "owt_175m": FLEX
     | {
         "data.name": "openwebtext",
@@ -133,6 +127,7 @@ PRESETS = {
         "log.every": 20,
         "eval.num_orders": 8,
         "eval.samples": 200,
+        "eval.steps": (),
         "sample.steps": 32,
         "sample.buckets": (6, 10),
     },
@@ -143,6 +138,6 @@ def get_config(preset: str = ""):
     """The config of one preset; see the table above."""
     if preset not in PRESETS:
         raise ConfigError(f'preset "{preset}" is unknown; choose one of {sorted(PRESETS)[1:]}')
-    config = base(PRESETS[preset].get("method.name", "flexmdm"))
+    config = base("flexmdm")
     config.update_from_flattened_dict(PRESETS[preset])
     return config

@@ -121,6 +121,19 @@ def test_arm_has_equal_compute():
     assert config.method.name == "ordergpt" and config.train.num_steps == 500  # a copy
 
 
+def test_arms_of_rows_that_grow_write_on_a_canvas():
+    """The same data, ended by an end symbol; what only growing rows have is left out."""
+    config = config_lib.base("flexmdm")
+    config.data.update(dict(name="brackets", seq_len=16, lengths=(2, 4, 8, 16)))
+    config.model.cond_dim, config.eval.orders = 24, ("own",)
+    for order, name in {"mdm": "mdm", "l2r": "aogpt"}.items():
+        arm = config_lib.finalize(arms.arm(config, order))
+        assert (arm.method.name, arm.data.name) == (name, "brackets_canvas")
+        assert methods.build(arm, data.describe(arm.data)).batch_spec(4)
+        assert arm.model.get("cond_dim", 24) == 24
+    assert config.data.name == "brackets"
+
+
 @pytest.mark.parametrize("student", ["row", "flat", "teacher"])
 def test_a_refresh_is_never_charged_too_little(student):
     """Against the weights of the modules: a step is 6 FLOPs per weight and token, a forward 2."""

@@ -167,6 +167,11 @@ def test_comparison_pairs_the_rows_of_two_runs(tmp_path):
     table = comparison_table({n: tmp_path / n for n in ("first", "second")}, config_lib.base())
     assert "+1.0000 +- 0.0000" in table.splitlines()[2]  # a constant shift has no error
     assert "2.0000 +- 0.5000" in table.splitlines()[1]
+    own["tokens"] = 16  # on a canvas: per row then
+    path.write_text(json.dumps({"results": {"own": own}, "row_nll": {"own": list(rows + shift)}}))
+    table = comparison_table({n: tmp_path / n for n in ("first", "second")}, config_lib.base())
+    assert "nats/row" in table and "+2.0000 +- 0.0000" in table.splitlines()[2]
+    assert "4.0000 +- 1.7795" in table.splitlines()[1]
     path.write_text(json.dumps({"results": {}, "row_nll": {}}))  # a run evaluated otherwise
     table = comparison_table({n: tmp_path / n for n in ("first", "second")}, config_lib.base())
     assert table.splitlines()[2].split() == ["second", "-", "-", "-"]

@@ -19,11 +19,12 @@ from aodiff.data import (
     tables,
     unfold,
 )
-from aodiff.data.info import DataError, DataInfo, Stats
+from aodiff.data.info import CANVAS, DataError, DataInfo, Stats
 from aodiff.data.pipeline import permute
 from aodiff.data.sources import PermutedSource, Source
 
 __all__ = [
+    "CANVAS",
     "DATA_SETS",
     "FROM_FILES",
     "DataError",
@@ -49,7 +50,7 @@ DATA_SETS: dict[str, types.ModuleType] = {
     **dict.fromkeys(puzzles.SIDES, puzzles),
     "unfold": unfold,
     **dict.fromkeys(brackets.NAMES, brackets),
-    functions.NAME: functions,
+    **dict.fromkeys(functions.NAMES, functions),
     "chain_pose": pose,
     **FROM_FILES,
 }

@@ -12,14 +12,13 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy.special import gammaln
 
-from aodiff.data.info import DataError, DataInfo
+from aodiff.data.info import CANVAS, DataError, DataInfo
 from aodiff.data.sources import GeneratedSource, Source
 from aodiff.data.synthetic import ROWS, uniforms
 from aodiff.data.tokenizers import make_tokenizer
 
 VERSION = 1
-CANVAS = "brackets_canvas"
-NAMES = ("brackets", CANVAS)
+NAMES = ("brackets", "brackets" + CANVAS)
 OPEN, CLOSE, END = range(3)
 SHARES = (0.1, 0.4, 0.4, 0.1)
 PARTS = (16, 4, 2, 1)  # of the row, where no lengths are given
@@ -78,7 +77,7 @@ def entropy(law: np.ndarray) -> float:
 def describe(config: ConfigDict) -> DataInfo:
     """The strings of `config`; the entropy is per bracket, or per symbol of a canvas."""
     law = law_of_lengths(config)
-    canvas = config.name == CANVAS
+    canvas = config.name.endswith(CANVAS)
     tokenizer = make_tokenizer("symbols:()." if canvas else "symbols:()")
     size = config.seq_len if canvas else law @ np.arange(len(law))
     return DataInfo(
@@ -122,7 +121,7 @@ def open_splits(config: ConfigDict) -> dict[str, Source]:
         "test": (held, held),
     }
     numbers = (*np.flatnonzero(law).tolist(), config.law_seed, config.seq_len)
-    kind = GeneratedSource if config.name == CANVAS else BracketsSource
+    kind = GeneratedSource if config.name.endswith(CANVAS) else BracketsSource
     sample = functools.partial(strings, law, config.law_seed)
     name = f"{config.name}/{VERSION} {numbers}"
     return {

@@ -1,6 +1,7 @@
 """Functions of the Python standard library, one a row, each of its own length.
 
 Methods keep neither their indentation nor their class. Splits share no module.
+"python_functions_canvas" are the same, filled up with the tokenizer's end symbol.
 """
 
 import ast
@@ -11,11 +12,11 @@ from ml_collections import ConfigDict
 
 from aodiff.data import prepared
 from aodiff.data.corpora import python_stdlib, split_documents
-from aodiff.data.info import DataError, DataInfo, Stats
+from aodiff.data.info import CANVAS, DataError, DataInfo, Stats
 from aodiff.data.sources import ArraySource, Source
 from aodiff.data.tokenizers import make_tokenizer
 
-NAME = "python_functions"
+NAMES = ("python_functions", "python_functions" + CANVAS)
 SHORTEST = 40  # characters; shorter ones say little
 LONGEST = 8  # characters of a token, at most
 
@@ -51,12 +52,18 @@ def parses(text: str) -> bool:
 
 
 def open_splits(config: ConfigDict) -> dict[str, Source]:
-    """Rows with their `length`, each text once.
+    """Rows with their `length`, or of one length on a canvas; each text once.
 
     Raises:
-      DataError: no function is short enough.
+      DataError: no function is short enough, or a tokenizer without an end symbol for a canvas.
     """
     tokenizer, n = make_tokenizer(config.tokenizer), config.seq_len
+    canvas = config.name.endswith(CANVAS)
+    if canvas and tokenizer.eos is None:
+        raise DataError(
+            f"{config.name} is filled up with the end symbol of a tokenizer, and {tokenizer.spec} "
+            f"has none; use byte or gpt2, or {NAMES[0]}"
+        )
     found, seen = {}, set()
     for split, modules in split_documents(python_stdlib()).items():
         texts = dict.fromkeys(
@@ -69,10 +76,11 @@ def open_splits(config: ConfigDict) -> dict[str, Source]:
             raise DataError(
                 f"no function of {split} has at most data.seq_len={n} tokens; use 128 or more"
             )
-        tokens = np.zeros((len(rows), n), rows[0].dtype)
+        tokens = np.full((len(rows), n), tokenizer.eos if canvas else 0, rows[0].dtype)
         for row, ids in zip(tokens, rows, strict=True):
             row[: len(ids)] = ids
         length = np.array([len(ids) for ids in rows], np.uint16)
         stats = Stats(len(rows), int(length.sum()))
-        found[split] = ArraySource({"tokens": tokens, "length": length}, stats)
+        fields = {"tokens": tokens} if canvas else {"tokens": tokens, "length": length}
+        found[split] = ArraySource(fields, stats)
     return found

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from aodiff.data.tokenizers import Tokenizer
 
 
+CANVAS = "_canvas"  # ends the names of data whose rows are filled up with an end symbol
+
+
 class DataError(Exception):
     """Missing or bad data: one sentence with what came, what is allowed and what to do."""
 

@@ -46,6 +46,8 @@ FITS: dict[str, tuple[Callable[[DataInfo], bool], str]] = {
 TABLES: dict[str, Callable[[Mapping[str, float]], str]] = {
     "sudoku": sudoku.table,
     "canvas": canvas.table,
+    "brackets": brackets.table,
+    "functions": functions.table,
 }
 
 
@@ -80,6 +82,8 @@ def check_decoders(config, method: Method) -> None:
         asked += [dict(order=name, temperature=0.0) for name in sudoku.decoders(config)]
     if "canvas" in config.eval.measures:
         asked += canvas.arms(config).values()
+    if "brackets" in config.eval.measures:
+        asked += brackets.ways(config).values()
     with one_sentence():
         for sample in asked:
             method.sampler(decoding(config, **sample), 0)

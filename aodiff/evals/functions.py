@@ -2,18 +2,25 @@
 does a line that was taken out come back.
 """
 
+from collections.abc import Mapping
+
+import jax
 import numpy as np
 
 from aodiff.core.empirical import entropy
 from aodiff.data import DataInfo, functions
 from aodiff.data.functions import parses
 from aodiff.evals import any_order
-from aodiff.evals.trained import Trained
+from aodiff.evals.trained import Trained, ended
+from aodiff.figures_trace import trace
+from aodiff.sampling.samples import Samples
+
+NULLS = ("", "_left_to_right", "_random")
 
 
 def fits(info: DataInfo) -> bool:
     """Whether rows are functions."""
-    return info.name == functions.NAME
+    return info.name in functions.NAMES
 
 
 def measure(trained: Trained) -> dict[str, float]:
@@ -25,19 +32,22 @@ def measure(trained: Trained) -> dict[str, float]:
     "..._left_to_right" and "..._random" are those of the same programs in such orders.
     line_exact, line_parses: for models whose rows grow, of functions of which one line, of unknown
     length, was written anew: shares that are as they were, and that are Python.
+
+    Writes `trace.png`, the longest sample that parses as it grew.
     """
     config, info = trained.config, trained.info
     as_asked = {key: value for key, value in config.sample.to_dict().items() if key != "given"}
     nothing = np.zeros((config.eval.samples, info.seq_len), np.int32)
     out = trained.complete(nothing, nothing > 0, **as_asked)
-    rows = [row[:n] for row, n in zip(out.tokens, out.lengths, strict=True)]
+    rows = ended(out, info.tokenizer.eos)
     tokens, scored = trained.rows(config.eval.split, config.eval.samples)
-    real = [row[: np.sum(live)] for row, live in zip(tokens, scored, strict=True)]
+    ids = Samples(tokens, scored.sum(axis=1), tokens)
+    real = ended(ids, info.tokenizer.eos)
     lengths = [np.array([len(row) for row in some]) for some in (rows, real)]
     found = {
-        "parses": np.mean([parses(info.text(row)) and len(row) > 0 for row in rows]),
+        "parses": np.mean([is_program(info, row) for row in rows]),
         "length_w1": wasserstein(*lengths),
-        "calls": float(np.mean(out.calls)),
+        "calls": info.seq_len if out.calls is None else float(np.mean(out.calls)),
     }
     for end, some in (("", rows), ("_data", real)):
         found[f"mean_length{end}"] = np.mean([len(row) for row in some])
@@ -46,7 +56,35 @@ def measure(trained: Trained) -> dict[str, float]:
     found |= orders(info, rows, out.step)
     if getattr(trained.method, "grows", False):
         found |= lines(trained, real, as_asked)
+    if jax.process_index() == 0:
+        row = max(range(len(rows)), key=lambda i: (is_program(info, rows[i]), len(rows[i])))
+        live = slice(0, len(rows[row]))
+        pieces = [info.text(token[None]) for token in rows[row]]
+        born = out.born if out.born is None else out.born[row, live]
+        trace(trained.workdir / "trace.png", pieces, out.step[row, live], born)
     return found
+
+
+def is_program(info: DataInfo, row: np.ndarray) -> bool:
+    """Whether ids are those of a program, and any."""
+    return len(row) > 0 and parses(info.text(row))
+
+
+def table(numbers: Mapping[str, float]) -> str:
+    """The numbers of `measure`: of texts, of orders of writing, of a line written anew."""
+    cells = lambda names: "".join(f"{numbers.get(n, float('nan')):>16.3f}" for n in names)
+    lines = [f"{'':<24}{'samples':>16}{'data':>16}", f"{'parse':<24}{cells(['parses'])}{'1':>16}"]
+    for name in ("mean_length", "unigram_entropy"):
+        lines.append(f"{name.replace('_', ' '):<24}{cells([name, name + '_data'])}")
+    lines.append(f"{'length off, tokens (W1)':<24}{cells(['length_w1'])}")
+    head = "".join(f"{name:>16}" for name in ("as written", "left to right", "random"))
+    lines.append(f"{'order of statements':<24}{head}")
+    for name in any_order.SCORES:
+        lines.append(f"{name:<24}{cells([name + null for null in NULLS])}")
+    if "line_exact" in numbers:
+        lines.append(f"{'a line written anew':<24}{'exact':>16}{'parses':>16}")
+        lines.append(f"{'':<24}{cells(['line_exact', 'line_parses'])}")
+    return "\n".join(lines)
 
 
 def wasserstein(a: np.ndarray, b: np.ndarray) -> float:

@@ -23,6 +23,15 @@ EXACT = dict(
 )
 
 
+def ended(out: Samples, end: int | None) -> list[np.ndarray]:
+    """Ids of each row up to its length and the first end symbol."""
+    found = []
+    for row, length in zip(out.tokens, out.lengths, strict=True):
+        ends = np.flatnonzero(row[:length] == end)
+        found.append(row[: ends[0] if len(ends) else length])
+    return found
+
+
 def decoding(config, **sample) -> ml_collections.ConfigDict:
     """A copy of a config that draws `eval.batch` rows a call, with values of `config.sample`."""
     c = editable(config)

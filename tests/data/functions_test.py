@@ -54,6 +54,15 @@ def test_rows_hold_one_function_each_and_no_split_repeats_another(monkeypatch):
         assert source.stats.tokens == rows["length"].sum()
     everything = [t for s in texts.values() for t in s]
     assert len(everything) == len(set(everything)) == 60
+    c.name += data.CANVAS
+    for split, source in data.open_splits(c).items():
+        rows = source.read(np.arange(len(source)))
+        assert rows.keys() == {"tokens"}
+        ended = [t[: list(t).index(info.tokenizer.eos)] for t in rows["tokens"]]
+        assert [info.text(t) for t in ended] == texts[split]
+    c.tokenizer = "symbols:ab"
+    with pytest.raises(data.DataError, match="end symbol"):
+        data.open_splits(c)
 
 
 def test_rows_too_short_for_any_function_are_refused(monkeypatch):

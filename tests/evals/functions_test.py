@@ -1,4 +1,5 @@
 import dataclasses
+import pathlib
 import types
 
 import numpy as np
@@ -34,6 +35,7 @@ class Writer:
     """Writes `TEXTS` from left to right, and any hole with what stood there."""
 
     hole: str
+    workdir: pathlib.Path
     config = config()
     info = INFO
     method = types.SimpleNamespace(grows=True)
@@ -57,8 +59,8 @@ class Writer:
 @pytest.mark.parametrize(
     "hole, exact, valid", [("    y = x", 1, 1), ("    y = 1", 0, 1), ("y=", 0, 0)]
 )
-def test_numbers_of_samples_whose_order_and_holes_are_known(hole, exact, valid):
-    writer = Writer(hole)
+def test_numbers_of_samples_whose_order_and_holes_are_known(hole, exact, valid, tmp_path):
+    writer = Writer(hole, tmp_path)
     found = functions.measure(writer)
     assert writer.templates == ["def f(x):\n\n    return y"]  # the only one of three lines
     assert (found["line_exact"], found["line_parses"]) == (exact, valid)
@@ -71,6 +73,9 @@ def test_numbers_of_samples_whose_order_and_holes_are_known(hole, exact, valid):
         assert found[name] == found[f"{name}_left_to_right"]
     assert found["rub"] == 0 < found["rub_random"]
     assert 3 < found["unigram_entropy_data"] < 5
+    assert (tmp_path / "trace.png").exists()
+    lines = functions.table(found).splitlines()
+    assert lines[1].split() == ["parse", "0.500", "1"] and lines[-1].split()[-1] == f"{valid:.3f}"
 
 
 def test_characters_of_several_bytes_are_as_late_as_the_last_of_them():
