@@ -109,6 +109,5 @@ SAMPLE_DEFAULTS = {
         window=(),  # or (w, most): the leftmost w masks for each that is revealed, at most most
         drain=8,  # calls after the last insertion
         stop=1e-3,  # tokens expected to be missing at which a row without masks ends; 0: none
-        buckets=(),  # widths at which short rows are computed
     )
 }

@@ -30,12 +30,21 @@ from aodiff.methods.base import (
 from aodiff.metrics import Mean, Sum
 from aodiff.nn.flexmdm import FlexMDM, FlexMDMConfig, Prediction, forward_flops
 from aodiff.sampling import flexible
+from aodiff.sampling.state import check_buckets
 
 LAST_TIME = 1 - 1e-5  # of the bound, whose weights are exact
 DECILES = 10
 # Choices of `config.sample` that mean nothing here, and their defaults.
 FIXED_CANVAS = dict(
-    schedule="linear", block=0, position_noise=0.0, remask="", eos="free", crop=False
+    schedule="linear",
+    block=0,
+    refresh=0,
+    position_noise=0.0,
+    remask="",
+    eos="free",
+    crop=False,
+    canvas=(),
+    grow="none",
 )
 
 
@@ -250,6 +259,8 @@ class FlexMDMMethod:
             stop=s.stop,
         )
         cfg, buckets = self.model.cfg, tuple(s.buckets)
+        check_buckets(buckets, self.seq_len)
+        few = insertion.most_masked(inserter.insertion, inserter.unmasking, self.seq_len)
 
         def fn(params, extra, keys, tokens, given):
             return flexible.sample(
@@ -260,12 +271,17 @@ class FlexMDMMethod:
                 inserter,
                 mask_id=cfg.mask,
                 anchor=cfg.anchor,
+                few=few,
                 temperature=s.temperature,
                 top_p=s.top_p,
                 top_k=s.top_k,
             )
 
         return fn
+
+    @property
+    def mask_id(self) -> int:
+        return self.model.cfg.mask
 
     def flops(self, widths: jax.Array, squares: jax.Array) -> jax.Array:
         """Analytic FLOPs of decoding rows with these `Samples.widths` and `Samples.squares`."""

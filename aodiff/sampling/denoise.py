@@ -22,6 +22,7 @@ from aodiff.sampling.state import (
     State,
     advance,
     begin,
+    check_buckets,
     in_block,
     live,
     masked_positions,
@@ -118,13 +119,7 @@ class Decoder:
         """Raises ValueError for choices that do not fit rows of n positions."""
         blocks = num_blocks(self.block, n)
         width = n // blocks
-        if any(type(w) is not int for w in self.buckets) or list(self.buckets) != sorted(
-            {w for w in self.buckets if 0 < w < n}
-        ):
-            raise ValueError(
-                f"sample.buckets={self.buckets} are not ascending widths between 0 and the {n} "
-                "positions of a row; use () for none"
-            )
+        check_buckets(self.buckets, n)
         limited = self.rule[0] in policies.AT_MOST_ONE_CALL_A_TOKEN and not self.remask
         if self.steps < 1 or (limited and self.steps > width):
             raise ValueError(

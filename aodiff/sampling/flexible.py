@@ -7,6 +7,7 @@ and 8.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import flax.struct
@@ -16,7 +17,7 @@ import numpy as np
 
 from aodiff import rng
 from aodiff.core import categorical, corruption
-from aodiff.core.insertion import scatter
+from aodiff.core.insertion import first_masked, scatter
 from aodiff.core.schedules import Rise
 from aodiff.nn.flexmdm import Prediction
 from aodiff.sampling import counts as counts_lib
@@ -24,9 +25,9 @@ from aodiff.sampling import policies
 from aodiff.sampling.samples import Samples
 from aodiff.sampling.state import live, masked_positions, spend
 
-# tokens (B, C) int32, length (B,) int32, share that has come (B,) float32 -> Prediction of all
-# slots; ids that may not be emitted are at or below -1e8.
-Predict = Callable[[jax.Array, jax.Array, jax.Array], Prediction]
+# tokens (B, C) int32, length (B,) int32, share that has come (B,) float32, slots (B, K) int32 whose
+# logits are wanted -> Prediction; ids that may not be emitted are at or below -1e8.
+Predict = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], Prediction]
 
 _TOKEN, _SCORE, _COUNT, _INSERT = range(4)  # streams of a step's key
 
@@ -148,12 +149,13 @@ class Growing:
     step: jax.Array
 
 
-def begin(tokens: jax.Array, given: jax.Array, anchor: int) -> Growing:
+def begin(tokens: jax.Array, given: jax.Array, *, mask_id: int, anchor: int) -> Growing:
     """Rows of an anchor and what is given, closed up; open wherever something was left out.
 
     Args:
-      tokens: (B, n) int32. given: (B, n) bool; a run of positions that are not given, of any
-        width, is a hole that takes any number of tokens.
+      tokens: (B, n) int32; a given mask is one token that is to be revealed.
+      given: (B, n) bool; a run of positions that are not given, of any width, is a hole that takes
+        any number of tokens.
     """
     batch, n = tokens.shape
     front = lambda x, fill: jnp.concatenate([jnp.full_like(x[:, :1], fill), x], axis=1)
@@ -164,7 +166,7 @@ def begin(tokens: jax.Array, given: jax.Array, anchor: int) -> Growing:
     return Growing(
         tokens=scatter(front(tokens, anchor), place, 0),
         length=jnp.sum(keep, axis=1, dtype=jnp.int32),
-        fixed=scatter(keep, place, False),
+        fixed=scatter(front(tokens != mask_id, True), place, False),
         open=scatter(hole_next, place, False),
         when=none,
         born=none,
@@ -207,6 +209,7 @@ def sample(
     *,
     mask_id: int,
     anchor: int,
+    few: int | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
@@ -217,6 +220,8 @@ def sample(
       predict: answers to partly written rows of n + 1 slots, the anchor first.
       keys: (B,) typed keys.
       tokens, given: (B, n), see `begin`; given tokens are never changed.
+      few: while no row has more masks, logits of that many slots are computed, else of all; it
+        changes nothing but the time.
       temperature, top_p, top_k: of the tokens, see `categorical.shape`; temperature 0 is greedy.
 
     Returns:
@@ -229,12 +234,7 @@ def sample(
     def one(state: Growing) -> Growing:
         inserting, i = state.step < steps, jnp.minimum(state.step, steps - 1)
         alpha = jnp.where(inserting, alphas[i], 1.0)
-        out = predict(state.tokens, state.length, jnp.broadcast_to(alpha, state.length.shape))
-        state = spend(state, ~state.done)
         step_keys = rng.fold(keys, state.step)
-        open_ = state.open & live(state) & ~state.done[:, None]
-        mean = jnp.where(open_, jnp.exp(out.gap), 0.0)
-
         masked = masked_positions(state, mask_id) & ~state.done[:, None]
         left = jnp.sum(masked, axis=1, dtype=jnp.int32)
         number = _REVEALS[inserter.reveal](rng.fold(step_keys, _COUNT), masked, reveal_chance[i])
@@ -245,16 +245,24 @@ def sample(
             window = jnp.minimum(jnp.floor(width * number).astype(jnp.int32), int(most))
             window = jnp.where(inserting, window, left)
             eligible = masked & (jnp.cumsum(masked, axis=1) <= window[:, None])
-        state = _reveal(state, out.logits.astype(jnp.float32), eligible, number, step_keys)
+        answer = functools.partial(call, state, alpha, masked, eligible, number, step_keys)
+        if few is None or few >= masked.shape[1]:
+            revealed, gap, gap_logits = answer(masked.shape[1])
+        else:
+            wide, narrow = (functools.partial(answer, k) for k in (masked.shape[1], few))
+            revealed, gap, gap_logits = jax.lax.cond(jnp.max(left) <= few, narrow, wide)
 
+        open_ = state.open & live(state) & ~state.done[:, None]
+        mean = jnp.where(open_, jnp.exp(gap), 0.0)
         gaps = counts_lib.Gaps(
             keys=rng.fold(step_keys, _INSERT),
             mean=mean,
-            logits=out.gap_logits,
+            logits=gap_logits,
             open=open_,
             chance=jnp.where(inserting, come_chance[i], 0.0),
             room=jnp.where(state.done, 0, state.tokens.shape[1] - state.length),
         )
+        state = spend(state.replace(**revealed), ~state.done)
         state = insert(state, counts_lib.draw(inserter.count, gaps), mask_id)
         rest = ~jnp.any(masked_positions(state, mask_id), axis=1)
         idle = (jnp.sum(mean, axis=1) < inserter.stop) | (state.step >= steps - 1)
@@ -264,22 +272,29 @@ def sample(
             step=state.step + 1,
         )
 
-    def _reveal(state, logits, eligible, number, step_keys) -> Growing:
-        at = jnp.broadcast_to(jnp.arange(logits.shape[1]), logits.shape[:2])
-        cells = lambda stream: rng.cell_keys(rng.fold(step_keys, stream), at)
+    def call(state, alpha, masked, eligible, number, step_keys, most: int):
+        """The fields of the state that revealing changes, and the model's answer about gaps."""
+        slots, _ = first_masked(masked, most)
+        out = predict(state.tokens, state.length, jnp.full(len(slots), alpha), slots)
+        cells = lambda stream: rng.cell_keys(rng.fold(step_keys, stream), slots)
+        logits = out.logits.astype(jnp.float32)
         proposal = categorical.sample(cells(_TOKEN), logits, temperature, top_p, top_k)
         shaped = categorical.shape(logits, temperature, top_p, top_k)
         view = policies.View(logits, shaped, proposal, cells(_SCORE))
         score = policies.SCORES[inserter.score](view)
-        _, rank = policies.ranks(score, eligible, jnp.zeros_like(eligible))
-        chosen = eligible & (rank < number[:, None])
-        return state.replace(
-            tokens=jnp.where(chosen, proposal, state.tokens),
-            when=jnp.where(chosen, state.step, state.when),
-            logp=jnp.where(chosen, policies.log_chance(logits, proposal), state.logp),
+        among = jnp.take_along_axis(eligible, slots, axis=1)
+        _, rank = policies.ranks(score, among, jnp.zeros_like(among))
+        place = jnp.where(among & (rank < number[:, None]), slots, masked.shape[1])
+        rows = jnp.arange(len(slots))[:, None]
+        put = lambda x, new: x.at[rows, place].set(new, mode="drop")
+        revealed = dict(
+            tokens=put(state.tokens, proposal),
+            when=put(state.when, state.step),
+            logp=put(state.logp, policies.log_chance(logits, proposal)),
         )
+        return revealed, out.gap, out.gap_logits
 
-    start = begin(tokens, given, anchor)
+    start = begin(tokens, given, mask_id=mask_id, anchor=anchor)
     end = jax.lax.while_loop(lambda s: ~jnp.all(s.done), one, start)
     exists = live(end)
     return Samples(
@@ -312,25 +327,25 @@ def in_buckets(predict: Predict, widths: tuple[int, ...]) -> Predict:
     """`predict`, which looks at the first slots only while all rows are short.
 
     Args:
-      widths: numbers of slots; the smallest that holds all rows is used, or else all slots.
+      widths: ascending numbers of slots below those of the rows; the smallest that holds all rows
+        is used, or else all slots.
     """
 
-    def fn(tokens: jax.Array, length: jax.Array, alpha: jax.Array) -> Prediction:
+    def fn(tokens: jax.Array, length: jax.Array, alpha: jax.Array, slots: jax.Array) -> Prediction:
         capacity = tokens.shape[1]
-        sizes = [*sorted(w for w in widths if w < capacity), capacity]
 
         def at(width: int) -> Callable[[], Prediction]:
             def branch() -> Prediction:
-                out = predict(tokens[:, :width], length, alpha)
+                within = jnp.minimum(slots, width - 1)  # masks are; others are not looked at
+                out = predict(tokens[:, :width], length, alpha, within)
                 pad = lambda x: jnp.pad(
                     x, ((0, 0), (0, capacity - width)) + ((0, 0),) * (x.ndim - 2)
                 )
-                return jax.tree.map(pad, out)
+                return out.replace(gap=pad(out.gap), gap_logits=jax.tree.map(pad, out.gap_logits))
 
             return branch
 
-        longest = jnp.max(length)
-        which = sum(jnp.where(longest > size, 1, 0) for size in sizes[:-1])
-        return jax.lax.switch(jnp.int32(which), [at(size) for size in sizes])
+        which = sum(jnp.int32(jnp.max(length) > width) for width in widths)
+        return jax.lax.switch(which, [at(width) for width in (*widths, capacity)])
 
-    return fn
+    return fn if widths else predict

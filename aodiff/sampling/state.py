@@ -92,6 +92,16 @@ def widened(part: State, state: State) -> State:
     return jax.tree.map(put, part, state)
 
 
+def check_buckets(buckets: tuple[int, ...], n: int) -> None:
+    """Raises ValueError unless widths at which steps are compiled too fit rows of n positions."""
+    whole = all(type(w) is int for w in buckets)
+    if not whole or list(buckets) != sorted({w for w in buckets if 0 < w < n}):
+        raise ValueError(
+            f"sample.buckets={buckets} are not ascending widths between 0 and the {n} "
+            "positions of a row; use () for none"
+        )
+
+
 def spend(state: State, rows: jax.Array, width: jax.Array | None = None) -> State:
     """Counts one network call at the present length for rows (B,) bool.
 

@@ -33,8 +33,8 @@ def inserter(pair=LINEAR, steps=4, **options):
     return Inserter(*map(make_rise, pair), steps, stop=0.0, **options)
 
 
-def oracle(tokens, length, alpha):
-    return ToyInsertion().apply({}, tokens, length, alpha)
+def oracle(tokens, length, alpha, slots):
+    return ToyInsertion().apply({}, tokens, length, alpha, slots)
 
 
 def run(predict, choices, num, n, mask=MASK, anchor=ANCHOR):
@@ -214,10 +214,17 @@ def test_rows_without_room_lose_masks_at_random(rule):
         assert scipy.stats.chisquare(np.bincount(found[:, 0], minlength=4), law).pvalue > 1e-3
 
 
+def test_given_masks_are_slots_to_reveal():
+    tokens, given = jnp.array([[1, MASK, 0, 1]]), jnp.array([[1, 1, 0, 1]], bool)
+    state = flexible.begin(tokens, given, mask_id=MASK, anchor=ANCHOR)
+    assert state.tokens.tolist() == [[ANCHOR, 1, MASK, 1, 0]]
+    assert state.fixed.tolist() == [[1, 1, 0, 1, 0]] and state.open.tolist() == [[0, 0, 1, 0, 0]]
+
+
 def test_masks_come_where_they_are_asked_for():
     tokens = jnp.array([[1, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
     given = jnp.array([[1, 1, 0, 0, 1, 1], [0] * 6], bool)
-    state = flexible.begin(tokens, given, ANCHOR)
+    state = flexible.begin(tokens, given, mask_id=MASK, anchor=ANCHOR)
     assert state.tokens.tolist() == [[ANCHOR, 1, 0, 1, 1, 0, 0], [ANCHOR] + [0] * 6]
     assert state.length.tolist() == [5, 1]
     assert state.open.tolist() == [[0, 0, 1, 0, 0, 0, 0], [1] + [0] * 6]
@@ -242,7 +249,7 @@ LENGTHS = {4: 0.1, 16: 0.4, 32: 0.4, 64: 0.1}
 CAPACITY = 65
 
 
-def length_oracle(tokens, length, alpha):
+def length_oracle(tokens, length, alpha, slots):
     """A law of lengths alone: all that is missing is behind the anchor, tokens are all 0."""
     total = np.array(list(LENGTHS))
     n = (length - 1)[:, None]
@@ -258,7 +265,7 @@ def length_oracle(tokens, length, alpha):
     gap = (
         jnp.full(tokens.shape, -30.0).at[:, 0].set(jnp.log(jnp.sum(law * missing, axis=1) + 1e-12))
     )
-    return Prediction(jnp.zeros((*tokens.shape, 4)).at[..., 1:].set(-1e9), gap, logits)
+    return Prediction(jnp.zeros((*slots.shape, 4)).at[..., 1:].set(-1e9), gap, logits)
 
 
 @pytest.mark.parametrize(
@@ -280,24 +287,25 @@ def test_lengths_that_an_oracle_writes(rule, rise, steps, low, high):
     assert low <= np.abs(found - law).sum() / 2 <= high
 
 
-def flat(tokens, length, alpha):
+def flat(tokens, length, alpha, slots):
     """Any of three tokens, as likely; four tokens are missing at the start, evenly spread."""
     gap = (
         jnp.log(4.0 * jnp.maximum(1 - alpha, 1e-6))[:, None]
         - jnp.log(length.astype(jnp.float32))[:, None]
     )
     return Prediction(
-        jnp.zeros((*tokens.shape, 5)).at[..., 3:].set(-1e9), jnp.broadcast_to(gap, tokens.shape)
+        jnp.zeros((*slots.shape, 5)).at[..., 3:].set(-1e9), jnp.broadcast_to(gap, tokens.shape)
     )
 
 
-def writer(choices, n=16, predict=flat):
+def writer(choices, n=16, predict=flat, few=None):
     """A sampler of rows of given keys."""
 
     @jax.jit
     def fn(keys):
         nothing = jnp.zeros((len(keys), n), jnp.int32)
-        return sample(predict, keys, nothing, nothing > 0, choices, mask_id=3, anchor=4)
+        ids = dict(mask_id=3, anchor=4, few=few)
+        return sample(predict, keys, nothing, nothing > 0, choices, **ids)
 
     return lambda keys: jax.device_get(fn(keys))
 
@@ -312,7 +320,7 @@ def test_rows_do_not_depend_on_each_other_nor_on_the_width_of_what_is_computed()
     keys = jax.random.split(jax.random.key(1), 64)
     fn = writer(inserter(POWERS, 8))
     whole, turned = fn(keys), fn(jnp.flip(keys))
-    short = writer(inserter(POWERS, 8), predict=flexible.in_buckets(flat, (4, 8)))(keys)
+    short = writer(inserter(POWERS, 8), predict=flexible.in_buckets(flat, (4, 8)), few=3)(keys)
     for name in ("tokens", "lengths", "step", "born", "calls"):
         np.testing.assert_array_equal(getattr(whole, name)[::-1], getattr(turned, name))
         np.testing.assert_array_equal(getattr(whole, name), getattr(short, name))
