@@ -84,7 +84,8 @@ def generate(
     if s.given is not None:
         if s.prompt or s.positions:
             raise ConfigError("sample.given and sample.prompt are both set; set one of them")
-        start = given_rows.read(pathlib.Path(s.given), info)
+        mask = method.mask_id if getattr(method, "grows", False) else None
+        start = given_rows.read(pathlib.Path(s.given), info, mask)
     else:
         tokens, given = place_prompt(s.prompt, s.positions, info)
         start = given_rows.GivenRows(tokens[None], given[None], ([],))
@@ -98,7 +99,11 @@ def generate(
         for i, row in enumerate(source.tolist()):
             content = given_rows.content(out.tokens[i], out.lengths[i], start.values[row], info)
             which = {"id": i} if s.given is None else {"id": i, "row": row}
-            when = {"given": np.flatnonzero(given[i]).tolist(), "step": out.step[i].tolist()}
+            there = given[i]
+            if out.born is not None:  # given tokens have moved
+                live = np.arange(info.seq_len) < out.lengths[i]
+                there = live & (out.born[i] < 0) & (out.step[i] < 0)
+            when = {"given": np.flatnonzero(there).tolist(), "step": out.step[i].tolist()}
             if out.born is not None:
                 when |= {"born": out.born[i].tolist(), "length": int(out.lengths[i])}
             records.append(which | content | when | _settings(config))

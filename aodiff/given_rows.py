@@ -27,10 +27,11 @@ class GivenRows:
     values: tuple[Row, ...]
 
 
-def read(path: pathlib.Path, info: DataInfo) -> GivenRows:
+def read(path: pathlib.Path, info: DataInfo, mask: int | None = None) -> GivenRows:
     """Reads one row a line: a list with null where to write, or an object of values by name.
 
-    Values are the codec's (numbers, category names, places) where the data have one, else ids.
+    Values are the codec's (numbers, category names, places) where the data have one, else ids. With
+    the id of a mask, lines are templates of rows that grow, see `template`.
 
     Raises:
       DataError: one sentence with the number of the line.
@@ -43,7 +44,7 @@ def read(path: pathlib.Path, info: DataInfo) -> GivenRows:
             continue
         try:
             row = json.loads(line)
-            ids, here = parse(row, info)
+            ids, here = parse(row, info) if mask is None else template(row, info, mask)
         except json.JSONDecodeError as e:
             raise DataError(
                 f"{path} line {number} is no JSON ({e.msg}); write a list or an object"
@@ -74,6 +75,48 @@ def parse(row: Any, info: DataInfo) -> tuple[np.ndarray, np.ndarray]:
             raise DataError(f"{value!r} at position {i} is no id; use 0 to {size - 1}, or null")
     given = np.array([value is not None for value in row])
     return np.array([value or 0 for value in row], np.int32), given
+
+
+def template(row: Any, info: DataInfo, mask: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (L,) and given (L,) bool of a row with holes; raises DataError.
+
+    A row is a list of texts, ids, {"masks": n} for n tokens to reveal, and null for a hole that
+    takes any number of tokens, none included. Where holes begin and end is all that their width
+    says here.
+    """
+    if not isinstance(row, list):
+        raise DataError(f"{row!r:.60} is no template; write a list with null where tokens may come")
+    parts = [None if x is None else _piece(x, info, mask) for x in row]
+    parts = [p for i, p in enumerate(parts) if p is not None or i == 0 or parts[i - 1] is not None]
+    holes = sum(p is None for p in parts)
+    if not holes:
+        raise DataError("the template has no hole; write null where tokens may come")
+    slack = info.seq_len - sum(len(p) for p in parts if p is not None)
+    if slack < holes:
+        raise DataError(
+            f"the template has {info.seq_len - slack} tokens and {holes} holes, and a row holds "
+            f"{info.seq_len} (data.seq_len); shorten it"
+        )
+    widths = iter([slack - holes + 1] + [1] * (holes - 1))
+    filled = [np.full(next(widths), -1) if p is None else p for p in parts]
+    ids = np.concatenate(filled).astype(np.int32)
+    return np.maximum(ids, 0), ids >= 0
+
+
+def _piece(value: Any, info: DataInfo, mask: int) -> np.ndarray:
+    """The ids of one entry of a template."""
+    if isinstance(value, str) and info.tokenizer is not None:
+        return np.asarray(info.tokenizer.encode(value), np.int32)
+    if type(value) is int and 0 <= value < info.vocab_size:
+        return np.array([value], np.int32)
+    if isinstance(value, dict) and value.keys() == {"masks"} and type(value["masks"]) is int:
+        if value["masks"] > 0:
+            return np.full(value["masks"], mask, np.int32)
+    kinds = "a text, " if info.tokenizer is not None else ""
+    raise DataError(
+        f"{value!r:.60} is no part of a template; use {kinds}an id of 0 to {info.vocab_size - 1}, "
+        'null for a hole, or {"masks": n} for n tokens to reveal'
+    )
 
 
 def content(tokens: np.ndarray, length: int, row: Row, info: DataInfo) -> dict:

@@ -201,3 +201,9 @@ def judge(tasks: dict[str, Task], answers: Iterable[tuple[str, str]]) -> Iterato
     for result in sandbox.run_all(programs):
         how = f"{result.state}: {result.detail}" if result.detail else result.state
         yield Verdict(result.state == "passed", how)
+
+
+if __name__ == "__main__":
+    from aodiff.tools.score import code_references  # which prints, as tools alone do
+
+    code_references()

@@ -6,6 +6,7 @@
       --allow_code_execution [--k=1,10]
   python -m aodiff.tools.score mbpp --data=mbpp.jsonl --ids=11-510 --references \\
       --allow_code_execution
+  python -m aodiff.evals.code --references [--data=shared/data]   # of all programming sets
 
 A line of answers is {"id": ..., "text": ...}, ids as in the prompts; several lines of one id are
 several samples. Verdicts go to answers.scored.jsonl as they come; the same command goes on from
@@ -32,6 +33,16 @@ READERS = {
     "infilling": code.read_humaneval,
     "mbpp": code.read_mbpp,
 }
+# Under `code/` of the data: programs that users trust, for their own tests.
+CODE_FILES = (
+    "humaneval/HumanEval.jsonl.gz",
+    "mbpp/mbpp.jsonl",
+    "mbpp/sanitized-mbpp.json",
+    "humaneval_infilling/HumanEval-SingleLineInfilling.jsonl.gz",
+    "humaneval_infilling/HumanEval-RandomSpanInfillingLight.jsonl.gz",
+    "humaneval_infilling/HumanEval-RandomSpanInfilling.jsonl.gz",
+    "humaneval_infilling/HumanEval-MultiLineInfilling.jsonl.gz",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +177,36 @@ def prompt_rows(args: argparse.Namespace, among: EvalSet) -> Iterator[dict]:
         yield row
 
 
+def references(among: EvalSet, path: Path) -> list[str]:
+    """How the reference of each problem passed; raises DataError unless all do."""
+    verdicts = list(among.judge((k, p.reference) for k, p in among.problems.items()))
+    wrong = [(k, v.how) for k, v in zip(among.problems, verdicts, strict=True) if not v.ok]
+    if wrong:
+        raise DataError(
+            f"{len(wrong)} of {len(verdicts)} references of {path} fail, first {wrong[0][0]} "
+            f"({wrong[0][1]}); no score is right until they pass, so repair the file or the system."
+        )
+    return [v.how for v in verdicts]
+
+
+def code_references(argv: Sequence[str] | None = None) -> None:
+    """The command `python -m aodiff.evals.code`: the references of all sets of programs."""
+    parser = argparse.ArgumentParser(prog="python -m aodiff.evals.code")
+    parser.add_argument("--references", action="store_true", required=True)
+    parser.add_argument("--data", type=Path, default=Path("shared/data"), help="their folder")
+    folder = parser.parse_args(argv).data / "code"
+    try:
+        for name in CODE_FILES:
+            path = folder / name
+            if not path.exists():
+                raise DataError(f"{path} is not there; name the folder of the data in --data.")
+            among = READERS["mbpp" if name.startswith("mbpp") else "humaneval"](path)
+            passed = references(among, path)
+            print(f"{name}: {len(passed)}/{len(among.problems)}", flush=True)
+    except (DataError, sandbox.SandboxError, OSError) as error:
+        sys.exit(" ".join(str(error).split()))
+
+
 def score(args: argparse.Namespace, among: EvalSet) -> str:
     """The report on the answers, or on the references."""
     if among.name != "gsm8k" and not args.allow_code_execution:
@@ -174,16 +215,8 @@ def score(args: argparse.Namespace, among: EvalSet) -> str:
             f"{sandbox.isolation()}, see aodiff/evals/sandbox.py); add --allow_code_execution."
         )
     if args.references:
-        verdicts = list(among.judge((k, p.reference) for k, p in among.problems.items()))
-        wrong = [(k, v.how) for k, v in zip(among.problems, verdicts, strict=True) if not v.ok]
-        if wrong:
-            raise DataError(
-                f"{len(wrong)} of {len(verdicts)} references of {args.data} fail, first "
-                f"{wrong[0][0]} ({wrong[0][1]}); no score is right until they pass, so repair the "
-                "file or the system."
-            )
-        right = {key: [True] for key in among.problems}
-        return report(among, right, [v.how for v in verdicts], [1])
+        ways = references(among, args.data)
+        return report(among, {key: [True] for key in among.problems}, ways, [1])
     salt = f"{args.set} {hashlib.sha256(args.data.read_bytes()).hexdigest()}"
 
     def scored(path: Path) -> tuple[dict[str, list[bool]], list[str]]:
