@@ -25,17 +25,17 @@ MOST_LINES = 1000  # of an answer
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What turns an answer into a program: code before it and after it, tests, and the function
-    they call."""
+    """What turns an answer into a program: code before it, what comes after a gap that it fills (a
+    gap may be at the end; None: there is no gap), tests, and the function they call."""
 
     prefix: str
-    suffix: str
+    suffix: str | None
     tests: str
     entry_point: str
 
     def program(self, answer: str) -> str:
         """The program that decides: it runs to its end where the answer is right."""
-        if self.suffix:  # a gap is filled as it is, to the last blank
+        if self.suffix is not None:  # a gap is filled as it is, to the last blank
             source = self.prefix + (fenced(answer, "") or answer) + self.suffix
         else:
             source = solution(answer, self.prefix, self.entry_point)
@@ -154,20 +154,20 @@ def read_humaneval(path: Path) -> EvalSet:
     """
     problems, tasks = {}, {}
     for row in read_rows(path, HUMANEVAL):
-        key, prefix, suffix = row["task_id"], row["prompt"], row.get("suffix", "")
+        key, prefix, suffix = row["task_id"], row["prompt"], row.get("suffix")
         answer, name = row["canonical_solution"], row["entry_point"]
         block = f"```python\n{prefix}```"
         ask = f"Complete this function. Answer with all of it in one code block.\n{block}"
-        if suffix:
+        if suffix is not None:
             ask = (
                 "Write the code between these two parts, and nothing else, in one code block.\n"
                 f"{block}\n...\n```python\n{suffix}```"
             )
-        worked = f"```python\n{answer if suffix else prefix + answer}\n```"
-        problems[key] = Problem(key, ask, prefix, worked, answer, suffix)
+        worked = f"```python\n{prefix + answer if suffix is None else answer}\n```"
+        problems[key] = Problem(key, ask, prefix, worked, answer, suffix or "")
         tests = f"{row['test']}\ncheck({name})"
         tasks[key] = Task(prefix, suffix, tests, name)
-    infilling = any(task.suffix for task in tasks.values())
+    infilling = any(task.suffix is not None for task in tasks.values())
     name, by = (
         ("infilling", "Bavarian et al. 2022") if infilling else ("humaneval", "Chen et al. 2021")
     )
@@ -191,7 +191,7 @@ def read_mbpp(path: Path) -> EvalSet:
         problems[key] = Problem(key, plain, f"{plain}[BEGIN]\n", f"{code}\n[DONE]", code)
         needs = [row.get("test_setup_code", ""), *row.get("test_imports", ())]
         tests = "\n".join([*filter(None, needs), asserts]).replace("\r\n", "\n")
-        tasks[key] = Task("", "", tests, tested(row["test_list"]))
+        tasks[key] = Task("", None, tests, tested(row["test_list"]))
     return EvalSet("mbpp", problems, functools.partial(judge, tasks), "MBPP (Austin et al. 2021)")
 
 

@@ -5,6 +5,7 @@
   python -m aodiff.tools.bench generate [--size=cpu] [--seq_len=1024]
   python -m aodiff.tools.bench decode [--size=wide] [--block=32]
   python -m aodiff.tools.bench order [--config=configs/ordergpt.py:digits] [--rounds=9]
+  python -m aodiff.tools.bench flexmdm [--size=cpu] [--rounds=5]
   python -m aodiff.tools.bench pipeline
 
 Other users of the machine disturb wall-clock times; CPU seconds and the load average stand beside
@@ -33,6 +34,8 @@ from aodiff.methods.aogpt import AOGPTMethod
 from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.tools.bench_decode import SIZES as DECODE_SIZES
 from aodiff.tools.bench_decode import bench_decode
+from aodiff.tools.bench_flexmdm import SIZES as FLEXMDM_SIZES
+from aodiff.tools.bench_flexmdm import bench_flexmdm
 from aodiff.tools.bench_generate import SIZES, bench_generate
 from aodiff.tools.bench_order import bench_order
 from aodiff.tools.turns import take_turns
@@ -197,6 +200,9 @@ def main() -> None:
     order = what.add_parser("order")
     order.add_argument("--config", default="base", help="base, or a file of configs/ with :preset")
     order.add_argument("--rounds", type=int, default=9)
+    flexmdm = what.add_parser("flexmdm")
+    flexmdm.add_argument("--size", choices=FLEXMDM_SIZES, default="cpu")
+    flexmdm.add_argument("--rounds", type=int, default=5)
     what.add_parser("pipeline")
     args = parser.parse_args()
     if args.what == "train_step":
@@ -205,6 +211,8 @@ def main() -> None:
         result = bench_attention(args.rounds)
     elif args.what == "decode":
         result = bench_decode(args.size, tuple(args.batches), args.block, args.steps, args.rounds)
+    elif args.what == "flexmdm":
+        result = bench_flexmdm(args.size, args.rounds)
     elif args.what == "order":
         result = bench_order(args.config, args.rounds)
     elif args.what == "generate":

@@ -46,7 +46,7 @@ def verdict(source: str) -> bool:
 
 @pytest.mark.parametrize("answer", HUMANEVAL, ids=range(len(HUMANEVAL)))
 def test_right_answers_in_every_wrapping_become_right_programs(answer):
-    assert verdict(code.Task(PREFIX, "", CHECK, "f").program(answer))
+    assert verdict(code.Task(PREFIX, None, CHECK, "f").program(answer))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_right_answers_in_every_wrapping_become_right_programs(answer):
     ],
 )
 def test_wrong_and_broken_answers_become_wrong_programs(answer):
-    assert not verdict(code.Task(PREFIX, "", CHECK, "f").program(answer))
+    assert not verdict(code.Task(PREFIX, None, CHECK, "f").program(answer))
 
 
 MBPP = [  # answers without anything before them
@@ -84,7 +84,7 @@ MBPP = [  # answers without anything before them
 
 @pytest.mark.parametrize("answer", MBPP, ids=range(len(MBPP)))
 def test_modules_are_found_in_answers(answer):
-    assert verdict(code.Task("", "", CHECK, "f").program(answer))
+    assert verdict(code.Task("", None, CHECK, "f").program(answer))
 
 
 def test_text_around_blocks_and_the_block_that_counts():
@@ -98,6 +98,8 @@ def test_a_gap_is_filled_to_the_letter():
     task = code.Task("def f(x):\n    return x", " * x\n", "assert f(3) == 27", "f")
     assert verdict(task.program(" * x"))
     assert not verdict(task.program(""))
+    at_the_end = code.Task("def f(x):\n    ret", "", CHECK, "f")
+    assert verdict(at_the_end.program("urn 2 * x\n"))
 
 
 def test_only_what_shows_off_is_left_out():

@@ -1,12 +1,21 @@
 """The PyTorch yardstick computes the same loss, and turns are timed fairly."""
 
+import dataclasses
 import importlib.util
 import pathlib
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from aodiff import partitioning
 from aodiff.config import ConfigError
-from aodiff.tools import bench
+from aodiff.core.schedules import make_rise
+from aodiff.data.pipeline import as_batch
+from aodiff.methods.flexmdm import FlexMDMMethod
+from aodiff.nn.flexmdm import FlexMDM, FlexMDMConfig
+from aodiff.tools import bench, bench_flexmdm
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
@@ -59,3 +68,16 @@ def test_the_overhead_of_learning_an_order_is_made_of_its_parts():
 def test_only_a_method_that_learns_an_order_has_this_overhead():
     with pytest.raises(ConfigError, match="aogpt, which learns no order"):
         bench.bench_order(f"{CONFIGS}/aogpt.py:smoke", rounds=1)
+
+
+def test_masks_alone_are_the_same_training_step():
+    cfg = FlexMDMConfig(capacity=32, num_layers=1, width=16, num_heads=2, vocab_size=32)
+    rises = [make_rise(spec) for spec in bench_flexmdm.RISES]
+    assert abs(bench_flexmdm.expected_attention(rises[0]) - 0.487) < 1e-3  # flexmdm.md 2.3
+    tokens = np.random.default_rng(0).integers(0, 32, (4, 31))
+    rows = jax.tree.map(jnp.asarray, as_batch({"tokens": tokens}, np.arange(4)))
+    whole = FlexMDMMethod(FlexMDM(cfg), 31, *rises)
+    params = partitioning.unbox(jax.jit(whole.init)(jax.random.key(0)))
+    few = dataclasses.replace(whole, most=24)
+    sides = [bench_flexmdm.training(m, params, rows)() for m in (whole, few)]
+    np.testing.assert_allclose(*sides, rtol=1e-5)

@@ -1,0 +1,153 @@
+"""What knowing lengths and predicting masks alone save a model that inserts, against padding.
+
+The three sides of a training step compute the same loss of the same rows (the padded one lets rows
+see what comes after them, as a model without lengths would): all slots in attention and in the
+head; only live slots in attention; and only masked slots in the head as well (flexmdm.md 3.7, 5.3).
+Sampling has the last two sides, with and without widths that grow with the rows.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aodiff import accounting, partitioning, rng
+from aodiff.core.insertion import most_masked
+from aodiff.core.schedules import make_rise
+from aodiff.data.pipeline import as_batch
+from aodiff.methods.base import Params
+from aodiff.methods.flexmdm import FlexMDMMethod
+from aodiff.nn.flexmdm import FlexMDM, FlexMDMConfig, Prediction
+from aodiff.sampling import flexible
+from aodiff.tools.turns import take_turns
+
+# Shape of the model, slots, rows of a training batch and of a sampling batch, calls of a sample.
+SIZES = {
+    "tiny": (dict(num_layers=1, width=16, num_heads=2, vocab_size=32), 32, 4, 4, 8),
+    "cpu": (dict(num_layers=4, width=128, num_heads=4, vocab_size=257), 512, 8, 8, 64),
+    "words": (dict(num_layers=2, width=256, num_heads=4, vocab_size=50257), 1024, 1, 1, 64),
+}
+RISES = "power(1.7)", "power(2.89)"
+
+
+class Padded(FlexMDMMethod):
+    """A model whose rows see all slots."""
+
+    def predict(
+        self,
+        params: Params,
+        tokens: jax.Array,
+        length: jax.Array,
+        alpha: jax.Array,
+        slots: jax.Array | None = None,
+    ) -> Prediction:
+        full = jnp.full_like(length, tokens.shape[1])
+        return super().predict(params, tokens, full, alpha, slots)
+
+
+def bench_flexmdm(size: str, rounds: int) -> dict[str, Any]:
+    """Times training steps (loss and gradient) and samples of whole rows, float32.
+
+    Args:
+      size: a key of `SIZES`.
+      rounds: timed runs of each side, taken in turns after one warm-up; medians are reported.
+
+    Returns:
+      By "train" and "sample" and side: seconds, cpu_seconds, and ratio and cpu_ratio, those of the
+      first side over those of this one (above 1: this one is faster); and the expected work.
+    """
+    shape, slots, batch, rows, calls = SIZES[size]
+    cfg = FlexMDMConfig(capacity=slots, kernel_std=0.05, **shape)
+    rises = [make_rise(spec) for spec in RISES]
+    few = most_masked(*rises, slots - 1)
+    sides = {
+        "padded": Padded(FlexMDM(cfg), slots - 1, *rises),
+        "lengths": FlexMDMMethod(FlexMDM(cfg), slots - 1, *rises),
+        "lengths, masks alone": FlexMDMMethod(FlexMDM(cfg), slots - 1, *rises, most=few),
+    }
+    params = partitioning.unbox(jax.jit(sides["padded"].init)(jax.random.key(0)))
+    result = {
+        "shape": f"L{cfg.num_layers} d{cfg.width} slots {slots} V{cfg.vocab_size}",
+        "device": jax.devices()[0].device_kind,
+        "cores": len(os.sched_getaffinity(0)),
+        "parameters": accounting.count_params(params),
+        "load_average_before": os.getloadavg()[0],
+        "logits of slots": {"all": slots, "masks alone": few},
+        "expected attention": expected_attention(rises[0]),
+    }
+    tokens = np.random.default_rng(0).integers(0, cfg.vocab_size, (batch, slots - 1))
+    data = jax.tree.map(jnp.asarray, as_batch({"tokens": tokens}, np.arange(batch)))
+    steps = {name: training(method, params, data) for name, method in sides.items()}
+    result["train"] = {"rows": batch} | _race(steps, rounds)
+    widths = tuple(slots * k // 4 for k in (1, 2, 3))
+    ways = {"lengths": (None, ()), "masks alone": (few, ()), "and widths": (few, widths)}
+    samplers = {
+        name: sampling(sides["lengths"], params, rows, calls, *way) for name, way in ways.items()
+    }
+    result["sample"] = {"rows": rows, "calls": calls} | _race(samplers, rounds)
+    return result | {"load_average_after": os.getloadavg()[0]}
+
+
+def expected_attention(insertion: Any) -> float:
+    """Share of pairs of slots that are both there, for data as long as a row: E[alpha ** 2]."""
+    alpha = np.asarray(insertion.value(jnp.linspace(0, 1, 10_001)))
+    return float(np.mean(alpha**2))
+
+
+def training(method: FlexMDMMethod, params: Params, batch: dict) -> Callable[[], jax.Array]:
+    """A function that makes one loss and gradient, with times spread over the batch."""
+
+    @jax.jit
+    def step(params: Params) -> jax.Array:
+        drawn, _ = method.draw(rng.stream(0, rng.TRAIN), batch, jnp.int32(0), params, {})
+        loss, slope = jax.value_and_grad(lambda p: method.loss_fn(p, drawn).loss.total)(params)
+        return loss + sum(jnp.sum(x) for x in jax.tree.leaves(slope))
+
+    return lambda: jax.block_until_ready(step(params))
+
+
+def sampling(
+    method: FlexMDMMethod,
+    params: Params,
+    rows: int,
+    calls: int,
+    few: int | None,
+    widths: tuple[int, ...],
+) -> Callable[[], jax.Array]:
+    """A function that writes rows about half as long as they may be."""
+    cfg, rises = method.model.cfg, [make_rise(spec) for spec in RISES]
+    inserter = flexible.Inserter(*rises, calls, stop=0.0, drain=1)
+
+    def predict(*args: jax.Array) -> Prediction:
+        """The network's tokens; counts that fill half a row, which new weights do not say."""
+        out, (_, length, alpha, _) = method.predict(params, *args), args
+        missing = jnp.log((1 - alpha + 1e-6) * cfg.capacity / 2) - jnp.log(length)
+        return dataclasses.replace(out, gap=0 * out.gap + missing[:, None])
+
+    @jax.jit
+    def run() -> jax.Array:
+        nothing = jnp.zeros((rows, cfg.capacity - 1), jnp.int32)
+        keys = jax.random.split(jax.random.key(1), rows)
+        fn = flexible.in_buckets(predict, widths)
+        ids = dict(mask_id=cfg.mask, anchor=cfg.anchor, few=few)
+        return flexible.sample(fn, keys, nothing, nothing > 0, inserter, **ids).tokens
+
+    return lambda: jax.block_until_ready(run())
+
+
+def _race(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
+    times = take_turns(sides, rounds)
+    first = next(iter(times.values()))
+    return {
+        name: {
+            "seconds": wall,
+            "cpu_seconds": cpu,
+            "ratio": first[0] / wall,
+            "cpu_ratio": first[1] / cpu,
+        }
+        for name, (wall, cpu) in times.items()
+    }
