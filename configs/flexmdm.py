@@ -8,6 +8,7 @@
 | (none) | functions of Python's standard library, bytes, up to 127 | 2 CPU cores | | not run |
 | bracket | balanced brackets of length 4 to 64 | 1 accelerator | | not run |
 | bracket_cpu | balanced brackets of length 2 to 16 | 1 CPU core, 5 min | bound 3.5 nats a string (entropy 3.253) | not run |
+| wins | a hole of unknown length in such a string, against a canvas that has to guess it | 2 CPU cores | | not run |
 | owt_175m | OpenWebText, GPT-2 tokens, up to 1023 | 16 chips | | not run |
 | smoke | balanced brackets of length 2 to 16, tiny model | 1 CPU core, 1 min | runs | not run |
 
@@ -90,6 +91,14 @@ PRESETS = {
     },
     "bracket": BRACKETS | SINE,
     "bracket_cpu": SMALL,
+    "wins": SMALL
+    | {
+        "data.name": "brackets_infill",
+        "eval.measures": ("infill",),
+        "eval.samples": 1024,
+        "eval.steps": (),
+        "compare": {"mdm": "mdm"},
+    },
     "owt_175m": FLEX
     | {
         "data.name": "openwebtext",

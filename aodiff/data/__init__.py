@@ -49,7 +49,7 @@ DATA_SETS: dict[str, types.ModuleType] = {
     **dict.fromkeys(synthetic.LAWS, synthetic),
     **dict.fromkeys(puzzles.SIDES, puzzles),
     "unfold": unfold,
-    **dict.fromkeys(brackets.NAMES, brackets),
+    **dict.fromkeys((*brackets.NAMES, *brackets.INFILL), brackets),
     **dict.fromkeys(functions.NAMES, functions),
     "chain_pose": pose,
     **FROM_FILES,

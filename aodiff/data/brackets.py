@@ -1,8 +1,9 @@
 """Balanced strings of brackets, of several lengths: their entropy and their grammar are known.
 
 "brackets" are rows of their own length; "brackets_canvas" are the same, filled up with an end
-symbol, for models of rows of one length. Source: Kim et al. (FlexMDM), arXiv 2509.01025, and
-flexmdm.md 9; strings are uniform among those of their length.
+symbol, for models of rows of one length; of "brackets_infill" all is given but a hole.
+Source: Kim et al. (FlexMDM), arXiv 2509.01025, and flexmdm.md 9; strings are uniform among those of
+their length.
 """
 
 import dataclasses
@@ -19,6 +20,8 @@ from aodiff.data.tokenizers import make_tokenizer
 
 VERSION = 1
 NAMES = ("brackets", "brackets" + CANVAS)
+INFILL = ("brackets_infill", "brackets_infill" + CANVAS)
+HOLES = 3  # purpose of random numbers, beside those of aodiff/data/synthetic.py
 OPEN, CLOSE, END = range(3)
 SHARES = (0.1, 0.4, 0.4, 0.1)
 PARTS = (16, 4, 2, 1)  # of the row, where no lengths are given
@@ -86,20 +89,40 @@ def describe(config: ConfigDict) -> DataInfo:
         vocab_size=tokenizer.vocab_size,
         unit=tokenizer.unit,
         tokenizer=tokenizer,
-        entropy=entropy(law) / size,
+        entropy=entropy(law) / size if config.name in NAMES else None,
     )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BracketsSource(GeneratedSource):
-    """Rows with their `length` in the place of end symbols."""
+    """Rows with their `length` in the place of end symbols, or on a canvas; with a seed of holes,
+    all that is outside of one is given."""
 
-    fields: tuple[str, ...] = ("tokens", "length")
+    canvas: bool = False
+    holes: int | None = None
 
     def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         tokens = super().read(rows)["tokens"]
         live = tokens != END
-        return {"tokens": np.where(live, tokens, 0), "length": live.sum(1).astype(np.uint16)}
+        fields = {"tokens": tokens}
+        if not self.canvas:
+            fields = {"tokens": np.where(live, tokens, 0), "length": live.sum(1).astype(np.uint16)}
+        if self.holes is not None:
+            draws = uniforms(self.holes, HOLES, np.asarray(rows, np.int64) + self.start, 2)
+            fields["given"] = ~hole(draws, live.sum(1), tokens.shape[1])
+        return fields
+
+
+def hole(draws: np.ndarray, lengths: np.ndarray, n: int) -> np.ndarray:
+    """Where a row has its hole, (N, n) bool: uniform among all of one token or more.
+
+    Args:
+      draws: (N, 2) uniform numbers of [0, 1). lengths: (N,) of at least 1.
+    """
+    ends = np.floor(draws * np.stack([lengths + 1, lengths], axis=1)).astype(int)
+    ends[:, 1] += ends[:, 1] >= ends[:, 0]
+    first, last = ends.min(1)[:, None], ends.max(1)[:, None]
+    return (np.arange(n) >= first) & (np.arange(n) < last)
 
 
 def strings(law: np.ndarray, seed: int, rows: np.ndarray) -> np.ndarray:
@@ -121,10 +144,15 @@ def open_splits(config: ConfigDict) -> dict[str, Source]:
         "test": (held, held),
     }
     numbers = (*np.flatnonzero(law).tolist(), config.law_seed, config.seq_len)
-    kind = GeneratedSource if config.name.endswith(CANVAS) else BracketsSource
+    canvas, holes = config.name.endswith(CANVAS), config.name in INFILL
+    parts = {
+        "fields": ("tokens",) + ("length",) * (not canvas) + ("given",) * holes,
+        "canvas": canvas,
+        "holes": config.law_seed if holes else None,
+    }
     sample = functools.partial(strings, law, config.law_seed)
     name = f"{config.name}/{VERSION} {numbers}"
     return {
-        split: kind(sample, start, length, config.seq_len, name)
+        split: BracketsSource(sample, start, length, config.seq_len, name, **parts)
         for split, (start, length) in spans.items()
     }

@@ -11,7 +11,18 @@ from absl import logging
 from aodiff import distributed
 from aodiff.config import ConfigError, on_split, scored_splits
 from aodiff.data import DataInfo, Source
-from aodiff.evals import brackets, canvas, functions, image, order, pose, sudoku, table, text
+from aodiff.evals import (
+    brackets,
+    canvas,
+    functions,
+    image,
+    infill,
+    order,
+    pose,
+    sudoku,
+    table,
+    text,
+)
 from aodiff.evals.trained import Trained, decoding
 from aodiff.methods import one_sentence
 from aodiff.methods.base import Method
@@ -29,6 +40,7 @@ MEASURES: dict[str, Callable[[Trained], dict[str, float]]] = {
     "sudoku": sudoku.measure,
     "canvas": canvas.measure,
     "brackets": brackets.measure,
+    "infill": infill.measure,
     "functions": functions.measure,
 }
 # What data a measure is for; one that is not here is for all.
@@ -40,6 +52,7 @@ FITS: dict[str, tuple[Callable[[DataInfo], bool], str]] = {
     "sudoku": (sudoku.fits, "Sudoku boards"),
     "canvas": (canvas.fits, "questions with answers that end"),
     "brackets": (brackets.fits, "brackets"),
+    "infill": (infill.fits, "brackets with holes"),
     "functions": (functions.fits, "functions"),
 }
 # How a run's summary shows the numbers of a measure; of others it says nothing.
@@ -47,6 +60,7 @@ TABLES: dict[str, Callable[[Mapping[str, float]], str]] = {
     "sudoku": sudoku.table,
     "canvas": canvas.table,
     "brackets": brackets.table,
+    "infill": infill.table,
     "functions": functions.table,
 }
 

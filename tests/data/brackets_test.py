@@ -67,3 +67,14 @@ def test_bad_lengths_are_refused(lengths):
         data.describe(config(lengths=lengths))
     with pytest.raises(data.DataError, match="four different"):
         data.describe(config(lengths=(), seq_len=24))
+
+
+def test_strings_with_holes_are_those_without():
+    whole, holes = rows(config()), rows(config("brackets_infill"))
+    canvas = rows(config("brackets_infill_canvas"))
+    for name in ("tokens", "length"):
+        np.testing.assert_array_equal(whole[name], holes[name])
+    live = np.arange(16) < whole["length"][:, None]
+    assert np.all((~holes["given"]).sum(1) > 0) and np.all(holes["given"][~live])
+    np.testing.assert_array_equal(canvas["given"], holes["given"])
+    np.testing.assert_array_equal(canvas["tokens"] == brackets.END, ~live)
