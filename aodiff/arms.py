@@ -43,8 +43,6 @@ def arm(config, order: str) -> ml_collections.ConfigDict:
             del c.sample[key]
         c.sample.update(CANVAS_SAMPLES[name])
         c.data.name += data.CANVAS
-        if name == MDM:
-            c.model.position = "rope"
     c.compare = ml_collections.ConfigDict()
     return c.lock()
 
