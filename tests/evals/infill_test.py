@@ -1,10 +1,17 @@
+import dataclasses
 import itertools
+import json
+import pathlib
+import types
 
 import numpy as np
 import pytest
 
+from aodiff import data
+from aodiff.config import base
 from aodiff.data import brackets
 from aodiff.evals import infill
+from aodiff.sampling.samples import Samples
 
 LAW = np.array([0, 0, 0.3, 0, 0.5, 0, 0.2])
 
@@ -63,3 +70,48 @@ def test_parts_stand_where_they_are_told_to():
     tokens, given = infill.placed(sides, np.array([4, 2]), 5)
     assert tokens[0].tolist() == [0, 0, 2, 1, 2] and given[0].tolist() == [1, 1, 0, 1, 1]
     assert given[1].tolist() == [0, 0, 1, 1, 1]
+
+
+@dataclasses.dataclass
+class Writer:
+    """Fills every hole with opening brackets: one where it may, all there are where it is told."""
+
+    name: str
+    workdir: pathlib.Path
+
+    def __post_init__(self):
+        self.config = base("flexmdm")
+        self.config.data.update(
+            dict(name=self.name, seq_len=16, lengths=(2, 4, 8, 16), eval_rows=64)
+        )
+        self.config.eval.samples = 50
+        self.info = data.describe(self.config.data)
+        self.splits = data.open_splits(self.config.data)
+        self.method = types.SimpleNamespace(grows=not self.name.endswith(data.CANVAS))
+
+    def picked(self, split, most):
+        return np.arange(most)
+
+    def complete(self, tokens, given, **sample):
+        if not self.method.grows:
+            return Samples(np.where(given, tokens, 0), np.full(50, 16), given, calls=np.ones(50))
+        rows = [np.concatenate([t[: g.argmin()], [0], t[g.argmin() :][g[g.argmin() :]]])
+                for t, g in zip(tokens, given, strict=True)]  # fmt: skip
+        lengths = np.array([len(r) for r in rows])
+        out = np.stack([np.pad(r, (0, 16 - len(r))) for r in rows])
+        return Samples(out, lengths, given, calls=np.ones(50))
+
+
+@pytest.mark.parametrize("name", brackets.INFILL)
+def test_strings_are_judged_whole(name, tmp_path):
+    found = infill.measure(Writer(name, tmp_path))
+    ways = ["inserted"] if name == "brackets_infill" else ["told", "guessed"]
+    outcomes = json.loads((tmp_path / "infill.json").read_text())
+    assert list(outcomes) == ways and len(infill.table(found).splitlines()) == 1 + len(ways)
+    for way in ways:
+        assert 0 < found[f"{way}/right"] <= found[f"{way}/balanced"] < 0.5
+        assert found[f"{way}/right"] == np.mean(outcomes[way])
+    if ways == ["inserted"]:  # one bracket a hole
+        assert found["inserted/length_tv"] > 0.2
+    else:
+        assert found["told/length_w1"] < 0.6
