@@ -74,6 +74,7 @@ def over_calls(
         for name, points in lines.items():
             panel.plot(*np.array(points).T, "o-", ms=4, lw=1, label=name)
         panel.set(xlabel="network calls a row", ylabel=label, xscale="log")
+        panel.tick_params(axis="x", which="minor", labelbottom=False)
         panel.grid(alpha=0.3)
     axes[0, 0].legend(fontsize=7)
     save(figure, path)

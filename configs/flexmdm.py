@@ -3,17 +3,38 @@
   python -m aodiff.main --config=configs/flexmdm.py[:preset]
   python -m aodiff.main --config=configs/flexmdm.py[:preset] --mode=eval | --mode=sample
 
+One command trains the model and its arms with equal optimiser and steps, masked diffusion ("mdm")
+and left to right ("ar"), on the same strings filled up with an end symbol. Templates to fill in are
+lines of sample.given, such as ["def f(x):\\n", null, "\\n    return y", {"masks": 2}], where null takes
+any number of tokens.
+
 | preset | what | hardware, time | expected | status |
 | --- | --- | --- | --- | --- |
 | (none) | functions of Python's standard library, bytes, up to 127 | 2 CPU cores | | not run |
 | bracket | balanced brackets of length 4 to 64 | 1 accelerator | | not run |
-| bracket_cpu | balanced brackets of length 2 to 16 | 1 CPU core, 5 min | bound 3.5 nats a string (entropy 3.253) | not run |
-| wins | a hole of unknown length in such a string, against a canvas that has to guess it | 2 CPU cores | | not run |
+| bracket_cpu | balanced brackets of length 2 to 16 | 1 CPU core, 15 min | see below | run |
+| infill | a hole of unknown length in such a string, against a canvas that guesses it | 1 CPU core, 9 min | see below | run |
 | owt_175m | OpenWebText, GPT-2 tokens, up to 1023 | 16 chips | | not run |
-| smoke | balanced brackets of length 2 to 16, tiny model | 1 CPU core, 1 min | runs | not run |
+| smoke | balanced brackets of length 2 to 16, tiny model | 1 CPU core, 1 min | runs | run |
 
-A bound counts the end of a string as well; the canvas counts its end symbols. Likelihoods are per
-token of the string or of the canvas: multiply by their mean number to compare.
+Likelihoods of rows count their ends. bracket_cpu, 1024 strings, entropy 3.253 nats a string: at most
+3.476 +- 0.091 with insertion, 3.288 +- 0.073 on the canvas, 3.252 +- 0.071 left to right (exact);
+with insertion 0.188 +- 0.043 worse than the canvas, row by row. 2000 samples, share balanced and
+distance of lengths in tokens (W1; 0.03 for as many strings of the data), by number of steps:
+
+                          16            64           256
+  insertion, linear   0.565 0.594   0.764 0.317   0.844 0.148
+  insertion, sin      0.714 0.496   0.858 0.205   0.903 0.127
+  insertion, power    0.756 0.749   0.853 0.348   0.892 0.177
+  canvas, random      0.898 0.237   0.969 0.036   0.986 0.114
+  left to right       1.000 0.044 with 16 calls
+
+On short strings a tight canvas is ahead in all of these. One model serves the three schedules.
+
+infill, 1024 strings: 0.934 +- 0.008 of those with insertion are balanced and of a possible length,
+0.992 +- 0.003 on a canvas told a length drawn from the law of lengths, 0.999 +- 0.001 told the true
+one; lengths are off by 0.195, 0.074, 0.069 tokens, with 220, 2.9, 2.8 calls. Here too the canvas is
+ahead: nearly every guess fits. Its likelihood in that table is given the length.
 """
 
 from aodiff.config import ConfigError, base
@@ -91,7 +112,7 @@ PRESETS = {
     },
     "bracket": BRACKETS | SINE,
     "bracket_cpu": SMALL,
-    "wins": SMALL
+    "infill": SMALL
     | {
         "data.name": "brackets_infill",
         "eval.measures": ("infill",),
