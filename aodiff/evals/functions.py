@@ -26,10 +26,11 @@ def fits(info: DataInfo) -> bool:
 def measure(trained: Trained) -> dict[str, float]:
     """Numbers of `eval.samples` functions, written as `config.sample` says.
 
-    parses: share that are Python. mean_length, unigram_entropy in bits: "..._data" are those of
-    rows of `eval.split`; length_w1: distance of lengths from these, in tokens. cbc, rub, rub_plus,
-    obw: of the samples that parse, over statements that hold several (any_order.py);
-    "..._left_to_right" and "..._random" are those of the same programs in such orders.
+    parses: share that are Python, parses_se: its standard error. mean_length, unigram_entropy in
+    bits: "..._data" are those of rows of `eval.split`; length_w1: distance of lengths from these,
+    in tokens. cbc, rub, rub_plus, obw: of the `programs` samples that parse and have statements
+    that hold several, over these (any_order.py); "..._left_to_right" and "..._random" are those of
+    the same programs in such orders.
     line_exact, line_parses: for models whose rows grow, of functions of which one line, of unknown
     length, was written anew: shares that are as they were, and that are Python.
 
@@ -44,8 +45,10 @@ def measure(trained: Trained) -> dict[str, float]:
     ids = Samples(tokens, scored.sum(axis=1), tokens)
     real = ended(ids, info.tokenizer.eos)
     lengths = [np.array([len(row) for row in some]) for some in (rows, real)]
+    valid = [is_program(info, row) for row in rows]
     found = {
-        "parses": np.mean([is_program(info, row) for row in rows]),
+        "parses": np.mean(valid),
+        "parses_se": np.std(valid, ddof=1) / np.sqrt(len(valid)),
         "length_w1": wasserstein(*lengths),
         "calls": info.seq_len if out.calls is None else float(np.mean(out.calls)),
     }
@@ -73,12 +76,13 @@ def is_program(info: DataInfo, row: np.ndarray) -> bool:
 def table(numbers: Mapping[str, float]) -> str:
     """The numbers of `measure`: of texts, of orders of writing, of a line written anew."""
     cells = lambda names: "".join(f"{numbers.get(n, float('nan')):>16.3f}" for n in names)
-    lines = [f"{'':<24}{'samples':>16}{'data':>16}", f"{'parse':<24}{cells(['parses'])}{'1':>16}"]
+    parse = f"{numbers['parses']:.3f} +- {numbers['parses_se']:.3f}"
+    lines = [f"{'':<24}{'samples':>16}{'data':>16}", f"{'parse':<24}{parse:>16}{'1':>16}"]
     for name in ("mean_length", "unigram_entropy"):
         lines.append(f"{name.replace('_', ' '):<24}{cells([name, name + '_data'])}")
     lines.append(f"{'length off, tokens (W1)':<24}{cells(['length_w1'])}")
     head = "".join(f"{name:>16}" for name in ("as written", "left to right", "random"))
-    lines.append(f"{'order of statements':<24}{head}")
+    lines.append(f"{'order of statements':<24}{head}{int(numbers['programs']):>8} programs")
     for name in any_order.SCORES:
         lines.append(f"{name:<24}{cells([name + null for null in NULLS])}")
     if "line_exact" in numbers:
@@ -110,7 +114,8 @@ def orders(info: DataInfo, rows: list[np.ndarray], steps: np.ndarray) -> dict[st
             for name in any_order.SCORES:
                 if f"split/{name}" in scores:
                     found.setdefault(name + kind, []).append(scores[f"split/{name}"])
-    return {name: float(np.mean(values)) for name, values in found.items()}
+    means = {name: float(np.mean(values)) for name, values in found.items()}
+    return {"programs": len(found.get(any_order.SCORES[0], []))} | means
 
 
 def lines(trained: Trained, rows: list[np.ndarray], as_asked: dict) -> dict[str, float]:
