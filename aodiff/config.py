@@ -61,9 +61,10 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             train_rows=1_048_576,
             eval_rows=1024,
             # Puzzles: lowest and highest number of given cells, (): whole grids; and whether their
-            # solution must be the only one.
+            # solution must be the only one. Of mazes: of subgoals.
             clues=(),
             unique=False,
+            maze=(9, 0.25),  # cells of its side, share of its walls that is opened
         )
     )
     c.optim = ml_collections.ConfigDict(

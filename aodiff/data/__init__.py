@@ -10,6 +10,7 @@ from aodiff.data import (
     brackets,
     corpora,
     functions,
+    mazes,
     pose,
     pose_bvh,
     pose_coco,
@@ -51,6 +52,7 @@ DATA_SETS: dict[str, types.ModuleType] = {
     "unfold": unfold,
     **dict.fromkeys((*brackets.NAMES, *brackets.INFILL), brackets),
     **dict.fromkeys(functions.NAMES, functions),
+    **dict.fromkeys(mazes.NAMES, mazes),
     "chain_pose": pose,
     **FROM_FILES,
 }
