@@ -17,6 +17,7 @@ from aodiff.evals import (
     functions,
     image,
     infill,
+    mazes,
     order,
     pose,
     sudoku,
@@ -41,6 +42,7 @@ MEASURES: dict[str, Callable[[Trained], dict[str, float]]] = {
     "canvas": canvas.measure,
     "brackets": brackets.measure,
     "infill": infill.measure,
+    "maze": mazes.measure,
     "functions": functions.measure,
 }
 # What data a measure is for; one that is not here is for all.
@@ -53,6 +55,7 @@ FITS: dict[str, tuple[Callable[[DataInfo], bool], str]] = {
     "canvas": (canvas.fits, "questions with answers that end"),
     "brackets": (brackets.fits, "brackets"),
     "infill": (infill.fits, "brackets with holes"),
+    "maze": (mazes.fits, "paths through a maze"),
     "functions": (functions.fits, "functions"),
 }
 # How a run's summary shows the numbers of a measure; of others it says nothing.
@@ -61,6 +64,7 @@ TABLES: dict[str, Callable[[Mapping[str, float]], str]] = {
     "canvas": canvas.table,
     "brackets": brackets.table,
     "infill": infill.table,
+    "maze": mazes.table,
     "functions": functions.table,
 }
 
