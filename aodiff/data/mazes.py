@@ -27,12 +27,13 @@ def _maze(side: int, share: float, seed: int) -> Maze:
 
 def make_maze(config: ConfigDict) -> Maze:
     """The maze of `config`; raises DataError for a size or a share that cannot be."""
-    if len(config.maze) != 2 or config.maze[0] < 3 or not config.maze[0] % 2:
+    given = tuple(config.maze)
+    if not (len(given) == 2 and given[0] >= 3 and given[0] % 2 == 1 and 0 <= given[1] <= 1):
         raise DataError(
-            f"data.maze={tuple(config.maze)} is not (cells of a side, share of walls to open); "
+            f"data.maze={given} is not (cells of a side, share of walls to open); "
             "give an odd number of at least 3 and a share in [0, 1]"
         )
-    return _maze(int(config.maze[0]), float(config.maze[1]), config.law_seed)
+    return _maze(int(given[0]), float(given[1]), config.law_seed)
 
 
 def longest_leg(config: ConfigDict) -> int:
