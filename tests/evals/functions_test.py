@@ -75,7 +75,9 @@ def test_numbers_of_samples_whose_order_and_holes_are_known(hole, exact, valid, 
     assert 3 < found["unigram_entropy_data"] < 5
     assert (tmp_path / "trace.png").exists()
     lines = functions.table(found).splitlines()
-    assert lines[1].split() == ["parse", "0.500", "1"] and lines[-1].split()[-1] == f"{valid:.3f}"
+    assert lines[1].split() == ["parse", "0.500", "+-", "0.289", "1"]  # of 4: half / sqrt(3)
+    assert f"{found['programs']} programs" in lines[5] and found["programs"] == 1
+    assert lines[-1].split()[-1] == f"{valid:.3f}"
 
 
 def test_characters_of_several_bytes_are_as_late_as_the_last_of_them():
