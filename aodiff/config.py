@@ -99,7 +99,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             measures=(),  # what else to measure of the trained model, see aodiff/evals
             samples=512,  # rows drawn for those measures
             decoders=(),  # values of sample.order that "sudoku" compares; (): sample.order
-            steps=(),  # numbers of calls that "brackets" compares; (): sample.steps
+            steps=(),  # numbers of calls that "brackets" and "maze" compare; (): sample.steps
             canvases=(),  # positions to write on the fixed canvases that "canvas" compares
         )
     )

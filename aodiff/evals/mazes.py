@@ -20,7 +20,8 @@ from aodiff.data.mazes import Paths
 from aodiff.evals.trained import Trained
 from aodiff.writers import replace_text
 
-COLUMNS = ("right", "right_se", "walls", "jumps", "order", "ends", "length", "calls", "gflops")
+FAULTS = ("walls", "jumps", "order", "ends")
+COLUMNS = ("right", "right_se", "shortest", *FAULTS, "length", "calls", "gflops")
 PAIRED = ("behind", "behind_se")
 OUTCOMES = "maze.json"
 OTHERS = 4096  # training paths of which places are drawn
@@ -36,7 +37,7 @@ def judge(path: np.ndarray, stops: np.ndarray, maze: Maze) -> dict[str, bool]:
 
     walls: it enters a wall. jumps: it goes to a cell that is not beside the last. order: it visits
     all of them in their order. ends: it begins at the first and ends at the last. right: all is
-    well.
+    well. shortest: it is right, and no path is shorter.
     """
     cells = iter(path.tolist())
     row, column = np.divmod(path, len(maze.free))
@@ -47,7 +48,8 @@ def judge(path: np.ndarray, stops: np.ndarray, maze: Maze) -> dict[str, bool]:
         "ends": len(path) > 0 and path[0] == stops[0] and path[-1] == stops[-1],
     }
     right = found["order"] and found["ends"] and not (found["walls"] or found["jumps"])
-    return found | {"right": bool(right)}
+    least = 1 + maze.steps[stops[:-1], stops[1:]].sum()
+    return found | {"right": bool(right), "shortest": bool(right and len(path) == least)}
 
 
 def measure(trained: Trained) -> dict[str, float]:
@@ -55,9 +57,10 @@ def measure(trained: Trained) -> dict[str, float]:
     "<way>/<number>".
 
     right: share of paths that are right, with its standard error, and "right[K]" of those with K
-    subgoals. walls, jumps, order, ends: shares, see `judge`. length: mean number of cells; "data"
-    has that of the data. calls, gflops: of the network, per path. behind: in the share that is
-    right, behind the run this one is compared with, paired by row, with its standard error.
+    subgoals. shortest, walls, jumps, order, ends: shares, see `judge`. length: mean number of
+    cells; "data" has that of the data. calls, gflops: of the network, per path. behind: in the
+    share that is right, behind the run this one is compared with, paired by row, with its standard
+    error; of several ways of that run it is the first.
 
     Writes `maze.json`, the outcome of each row.
     """
@@ -108,7 +111,9 @@ def templates(
     as_asked = {k: v for k, v in trained.config.sample.to_dict().items() if k != "given"}
     n, most = trained.info.seq_len, truth.stops.shape[1]
     if not trained.info.name.endswith(data.CANVAS):
-        return {"inserted": (*apart(truth.stops, n, end), as_asked)}
+        ways = {f"inserted/{k}": as_asked | {"steps": k} for k in trained.config.eval.steps}
+        rows = apart(truth.stops, n, end)
+        return {name: (*rows, way) for name, way in (ways or {"inserted": as_asked}).items()}
     behind_prompt = lambda tokens, given: (
         np.concatenate([truth.stops, tokens], axis=1),
         np.concatenate([np.ones(truth.stops.shape, bool), given], axis=1),
@@ -160,7 +165,7 @@ def behind(trained: Trained, outcomes: Mapping[str, list[int]]) -> dict[str, flo
     if not path.exists():
         return {}
     record, found = json.loads(path.read_text()), {}
-    (first,) = record["right"].values()
+    first = next(iter(record["right"].values()))
     for name, right in outcomes.items():
         if record["split"] == trained.config.eval.split and len(right) == len(first):
             difference = np.subtract(first, right)

@@ -18,15 +18,17 @@ from aodiff.sampling.samples import Samples
 # 6 7 8
 RING = survey(np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]], bool))
 GOOD = {"walls": False, "jumps": False, "order": True, "ends": True, "right": True}
+GOOD |= {"shortest": True}
 
 
 @pytest.mark.parametrize(
     "path, stops, but",
     [
         ([0, 1, 2], [0, 2], {}),
-        ([0, 3, 6, 7, 8, 5, 2], [0, 2], {}),  # no shortest path is asked for
+        ([0, 3, 6, 7, 8, 5, 2], [0, 2], {"shortest": False}),
         ([0, 1, 2, 1, 0], [0, 2, 0], {}),
         ([0, 1, 2, 5, 2], [0, 5, 2], {}),
+        ([0, 1, 0, 1, 2], [0, 2], {"shortest": False}),
         ([0, 1, 2], [0, 5, 2], {"order": False}),
         ([2, 5, 2, 1, 0], [2, 0, 5, 0], {"order": False}),
         ([3, 4, 5], [3, 5], {"walls": True}),
@@ -40,7 +42,8 @@ GOOD = {"walls": False, "jumps": False, "order": True, "ends": True, "right": Tr
 )
 def test_paths_are_judged(path, stops, but):
     found = mazes.judge(np.array(path, int), np.array(stops), RING)
-    assert found == GOOD | but | ({"right": False} if but else {})
+    wrong = {"right": False, "shortest": False} if but.keys() - {"shortest"} else {}
+    assert found == GOOD | but | wrong
 
 
 def test_subgoals_are_set_apart_or_in_places():
@@ -102,7 +105,11 @@ class Walker:
 
 
 def test_a_canvas_is_measured_in_all_ways_and_paired_with_the_run_above(tmp_path):
-    found = mazes.measure(Walker("maze", tmp_path))
+    walker = Walker("maze", tmp_path)
+    walker.config.eval.steps = (4, 8)
+    assert set(mazes.measure(walker)) >= {"inserted/4/right", "inserted/8/right"}
+    walker.config.eval.steps = ()
+    found = mazes.measure(walker)
     assert found["inserted/right"] == 1 and found["inserted/length"] == found["data/length"]
     assert found["inserted/gflops"] == 1 and "inserted/behind" not in found
     (tmp_path / "mdm").mkdir()
