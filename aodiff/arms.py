@@ -38,7 +38,7 @@ def arm(config, order: str) -> ml_collections.ConfigDict:
     else:
         c.model.mlp = "gelu"  # two matrices, as the others have
         c.eval.update(ensemble=0, marginal=0)
-    if method.name == "flexmdm":
+    if method.name in SAMPLE_DEFAULTS:
         for key in SAMPLE_DEFAULTS[method.name]:
             del c.sample[key]
         c.sample.update(CANVAS_SAMPLES[name])

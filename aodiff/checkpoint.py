@@ -35,6 +35,11 @@ STARTS = {
     ("sas", "sas_denoiser"): {"params": "extra.denoiser", "extra.policy": "params"},
     ("sas_denoiser", "sas_denoiser"): {"params": "params", "extra.policy": "extra.policy"},
     ("sas_denoiser", "mdm"): {"params": "params"},
+    ("mdm", "flexmdm_retrofit"): {"params.params.base": "params.params"},
+}
+# What a method adds to the model it begins with, of which the stored run says nothing.
+ADDED = {
+    ("mdm", "flexmdm_retrofit"): ("model.anchor_id", "model.modulators", "model.classes"),
 }
 NEVER_FRESH = ("sas", "sas_denoiser")
 # These do not change the function of a model.
@@ -199,6 +204,12 @@ def _at(tree: Any, path: str) -> Any:
     return tree
 
 
+def _with(tree: dict, path: str, value: Any) -> dict:
+    """`tree` with another value at `path`."""
+    name, _, rest = path.partition(".")
+    return tree | {name: _with(tree[name], rest, value) if rest else value}
+
+
 def _error(verb: str, path: pathlib.Path, e: Exception) -> CheckpointError:
     reason = " ".join(str(e).split())[:300]
     advice = {
@@ -247,7 +258,7 @@ def check_same_run(
     defaults = config_lib.flatten(config_lib.base(name)) if known else {}
     # A key that is younger than the stored run had its default value then.
     changed = config_lib.diff(defaults | config_lib.flatten(stored["config"]), config)
-    for key in FREE:
+    for key in (*FREE, *ADDED.get((name, config.method.name), ())):
         changed.pop(key, None)
     if stored["fingerprint"] != fingerprint:
         changed["data fingerprint"] = (stored["fingerprint"], fingerprint)
@@ -304,10 +315,10 @@ def start_up(
         logging.info("start: parameters of step %d of %s", step, c.init_from)
         state = fresh()
         for place, origin in starts(stored["config"]["method"]["name"], config).items():
-            group, _, name = place.partition(".")
-            like = abstract.extra[name] if name else abstract.params
-            found = other.part(step, origin, like)
-            state = state.replace(**{group: state.extra | {name: found} if name else found})
+            group, _, path = place.partition(".")
+            like, now = getattr(abstract, group), getattr(state, group)
+            found = other.part(step, origin, _at(like, path) if path else like)
+            state = state.replace(**{group: _with(now, path, found) if path else found})
         if state.ema_params is not None:
             state = state.replace(ema_params=jax.tree.map(jnp.copy, state.params))
         return state, {}

@@ -71,32 +71,36 @@ STAGES = {
         second=dict(steps=0, batch=128, lr=5e-4, random=0.1, scope="all"),
     )
 }
+METHOD_DEFAULTS["flexmdm_retrofit"] = METHOD_DEFAULTS["flexmdm"]
 ANY_ORDER_MODEL = dict(injection="adaln", cond_dim=128, norm="rms", num_sinks=1)
+MASKED_MODEL = dict(
+    mlp="swiglu",  # or "gelu", "gelu_tanh" (with biases)
+    mlp_dim=config_dict.placeholder(int),  # None: 4 * width
+    position="learned",  # or "rope", or "grid" for boards
+    # What published models have that the small ones here have not.
+    num_kv_heads=config_dict.placeholder(int),  # None: num_heads
+    rope_base=10_000.0,
+    norm="rms",  # or "layer", with a bias
+    norm_epsilon=1e-5,
+    head_bias=False,
+    qkv_bias=False,
+    shift=False,  # logits of a position are read one position earlier
+    mask_id=config_dict.placeholder(int),  # None: an id of its own
+    table_size=config_dict.placeholder(int),  # rows of the embedding; None: as the ids need
+)
+CLASSES = dict(classes=0)  # 0: a gap has a mean count; K: a law of 0, 1, ..., K or more
 MODEL_DEFAULTS = {  # beside what every model has
-    "flexmdm": dict(
-        cond_dim=128,
-        classes=0,  # 0: a gap has a mean count; K: a law of 0, 1, ..., K or more
+    "flexmdm": dict(cond_dim=128, **CLASSES),
+    "flexmdm_retrofit": MASKED_MODEL
+    | dict(
+        position="rope",
+        anchor_id=config_dict.placeholder(int),  # begins every row, never emitted
+        modulators=config_dict.placeholder(int),  # of equally many blocks each; None: of one each
+        **CLASSES,
     ),
     "aogpt": ANY_ORDER_MODEL,
     "ordergpt": ANY_ORDER_MODEL,
-} | dict.fromkeys(
-    ("mdm", "sas", "sas_denoiser"),
-    dict(
-        mlp="swiglu",  # or "gelu", "gelu_tanh" (with biases)
-        mlp_dim=config_dict.placeholder(int),  # None: 4 * width
-        position="learned",  # or "rope", or "grid" for boards
-        # What published models have that the small ones here have not.
-        num_kv_heads=config_dict.placeholder(int),  # None: num_heads
-        rope_base=10_000.0,
-        norm="rms",  # or "layer", with a bias
-        norm_epsilon=1e-5,
-        head_bias=False,
-        qkv_bias=False,
-        shift=False,  # logits of a position are read one position earlier
-        mask_id=config_dict.placeholder(int),  # None: an id of its own
-        table_size=config_dict.placeholder(int),  # rows of the embedding; None: as the ids need
-    ),
-)
+} | dict.fromkeys(("mdm", "sas", "sas_denoiser"), MASKED_MODEL)
 # Beside what every method has in the group sample.
 SAMPLE_DEFAULTS = {
     "flexmdm": dict(
@@ -111,3 +115,4 @@ SAMPLE_DEFAULTS = {
         stop=1e-3,  # tokens expected to be missing at which a row without masks ends; 0: none
     )
 }
+SAMPLE_DEFAULTS["flexmdm_retrofit"] = SAMPLE_DEFAULTS["flexmdm"]

@@ -18,6 +18,7 @@ METHODS = {
     "ordergpt": OrderGPTMethod,
     "mdm": MDMMethod,
     "flexmdm": FlexMDMMethod,
+    "flexmdm_retrofit": FlexMDMMethod,
     "sas": SASMethod,
     "sas_denoiser": SASDenoiserMethod,
 }

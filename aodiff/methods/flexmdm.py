@@ -18,6 +18,7 @@ from aodiff.config import ConfigError
 from aodiff.core import corruption, insertion
 from aodiff.core.schedules import Rise, make_rise
 from aodiff.data import DataInfo
+from aodiff.methods import mdm_model
 from aodiff.methods.base import (
     Batch,
     Evaluation,
@@ -28,7 +29,8 @@ from aodiff.methods.base import (
     token_rows,
 )
 from aodiff.metrics import Mean, Sum
-from aodiff.nn.flexmdm import FlexMDM, FlexMDMConfig, Prediction, forward_flops
+from aodiff.nn.flexmdm import FlexMDM, FlexMDMConfig, Prediction
+from aodiff.nn.flexmdm_retrofit import Retrofit, RetrofitConfig
 from aodiff.sampling import flexible
 from aodiff.sampling.state import check_buckets
 
@@ -74,7 +76,7 @@ class FlexMDMMethod:
     most: masks of a row whose tokens are predicted, at most; more are left out and counted.
     """
 
-    model: FlexMDM
+    model: FlexMDM | Retrofit
     seq_len: int
     insertion: Rise
     unmasking: Rise
@@ -285,10 +287,10 @@ class FlexMDMMethod:
 
     def flops(self, widths: jax.Array, squares: jax.Array) -> jax.Array:
         """Analytic FLOPs of decoding rows with these `Samples.widths` and `Samples.squares`."""
-        return forward_flops(self.model.cfg, widths, squares)
+        return self.model.cfg.forward_flops(widths, squares)
 
     def flops_per_token(self) -> float:
-        return forward_flops(self.model.cfg, 1, self.seq_len + 1)
+        return self.model.cfg.forward_flops(1, self.seq_len + 1)
 
 
 # What the model is told when a share of tokens has come, by `method.condition`.
@@ -303,9 +305,18 @@ def after_anchor(x: jax.Array, anchor: jax.typing.ArrayLike) -> jax.Array:
     return jnp.concatenate([jnp.full_like(x[:, :1], anchor), x], axis=1)
 
 
-def build_model(config, info: DataInfo) -> FlexMDM:
+def build_model(config, info: DataInfo) -> FlexMDM | Retrofit:
     """The network of `config.model` for the vocabulary and length of the data."""
     m = config.model
+    if config.method.name == "flexmdm_retrofit":
+        longer = dataclasses.replace(info, seq_len=info.seq_len + 1)
+        base = mdm_model.build_model(config, longer).cfg
+        if m.anchor_id is None:
+            raise ConfigError(
+                "model.anchor_id=None names no first token of rows; use an id of the embedding "
+                "that is never emitted, such as the one that begins texts"
+            )
+        return Retrofit(RetrofitConfig(base, m.anchor_id, m.modulators, m.classes))
     return FlexMDM(
         FlexMDMConfig(
             vocab_size=info.vocab_size,

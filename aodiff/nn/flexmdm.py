@@ -98,6 +98,12 @@ class FlexMDMConfig:
         """Rows of the embedding table, and logits."""
         return -(-(self.vocab_size + 2) // 128) * 128
 
+    def forward_flops(self, widths: float, squares: float) -> float:
+        """2 FLOPs per multiply-add of forward passes, from the sums of lengths and squares."""
+        d = self.width
+        kernels = self.num_layers * 12 * d * d + d * (self.rows + d + self.classes + 1)
+        return 2.0 * (kernels * widths + self.num_layers * 2 * d * squares)
+
 
 @flax.struct.dataclass
 class Prediction:
@@ -168,7 +174,7 @@ class FlexMDM(nn.Module):
         cfg, d, dtype = self.cfg, self.cfg.width, jnp.dtype(self.cfg.dtype)
         init, zeros = normal_init(cfg.kernel_std), nn.initializers.zeros
         dense = lambda n, init, name, to=dtype: Linear(n, (None, None), init, to, name=name)
-        c = dense(cfg.cond_dim, normal_init(WAVES**-0.5), "cond_in")(waves(cond))
+        c = dense(cfg.cond_dim, normal_init(WAVES**-0.5), "cond_in")(waves(cond, WAVES))
         c = nn.silu(dense(cfg.cond_dim, normal_init(cfg.cond_dim**-0.5), "cond_out")(nn.silu(c)))
 
         table = param(self, "embedding", normal_init(0.02), (cfg.rows, d), ("vocab", "embed"))
@@ -201,24 +207,22 @@ class FlexMDM(nn.Module):
         logits = shard(jnp.where(emitted, logits, MASKED), "batch", "seq", "act_vocab")
 
         h = Linear(d, ("embed", None), init, dtype, name="gap_in")(head(x, "gap"))
-        out = Linear(cfg.classes + 1, (None, None), normal_init(1e-3), jnp.float32, name="gap_out")
-        counts = out(nn.gelu(h, approximate=False))
-        if cfg.classes:
-            return Prediction(logits, class_log_mean(counts), counts)
-        gap = counts[..., 0] - 1.0  # the mean count begins at 0.37
-        return Prediction(logits, jnp.clip(gap, -MOST_RATE, MOST_RATE))
+        return Prediction(logits, *gap_answer(h, cfg.classes))
 
 
-def waves(x: jax.Array) -> jax.Array:
-    """Cosines and sines (B, `WAVES`) float32 of numbers (B,) of [0, 1]."""
-    half = WAVES // 2
+def gap_answer(h: jax.Array, classes: int) -> tuple[jax.Array, jax.Array | None]:
+    """The fields `gap` and `gap_logits` of a prediction, of h (B, C, D); part of a module."""
+    out = Linear(classes + 1, (None, None), normal_init(1e-3), jnp.float32, name="gap_out")
+    counts = out(nn.gelu(h, approximate=False))
+    if classes:
+        return class_log_mean(counts), counts
+    # The mean count begins at 0.37.
+    return jnp.clip(counts[..., 0] - 1.0, -MOST_RATE, MOST_RATE), None
+
+
+def waves(x: jax.Array, width: int) -> jax.Array:
+    """Cosines and sines (B, width) float32 of numbers (B,) of [0, 1]."""
+    half = width // 2
     frequency = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = SCALE * x.astype(jnp.float32)[:, None] * frequency[None]
     return jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=1)
-
-
-def forward_flops(cfg: FlexMDMConfig, widths: float, squares: float) -> float:
-    """2 FLOPs per multiply-add of forward passes, from the sums of their lengths and squares."""
-    d = cfg.width
-    kernels = cfg.num_layers * 12 * d * d + d * (cfg.rows + d + cfg.classes + 1)
-    return 2.0 * (kernels * widths + cfg.num_layers * 2 * d * squares)

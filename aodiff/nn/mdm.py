@@ -23,7 +23,7 @@ from aodiff.nn.layers import (
     rotate,
 )
 from aodiff.nn.mdm_config import MDMConfig
-from aodiff.nn.transformer import REMAT
+from aodiff.nn.transformer import REMAT, modulate
 from aodiff.partitioning import shard
 from pallas_kernels import IntervalMask, interval_attention, segment_mask
 
@@ -45,11 +45,13 @@ class Block(nn.Module):
         x: jax.Array,
         mask: IntervalMask,
         rope,
+        modulation: tuple[jax.Array, jax.Array] | None = None,
         at: jax.Array | None = None,
         cache: KVCache | None = None,
     ) -> tuple[jax.Array, KVCache | None]:
         """x (B, n, D) -> (B, n, D), or (B, w, D) of positions at (B, w), which all may see.
 
+        A modulation (shift, scale), (B, 1, D) each, is of both norms.
         With the keys and values (B, Hkv, n, K) of all positions, x, mask and rope are those of
         positions at (B, w) alone, whose own ones take the place of the cache's.
         """
@@ -59,6 +61,7 @@ class Block(nn.Module):
         out_init = normal_init(cfg.kernel_std / (2 * cfg.num_layers) ** 0.5)
         norm = lambda name: Norm(cfg.norm, epsilon=cfg.norm_epsilon, name=name)
         bias = lambda name, size: param(self, name, nn.initializers.zeros, (size,), (None,))
+        shift, scale = modulation or (None, None)
 
         def heads(name, h, number, rope):
             axes = ("embed", "heads", "head_dim")
@@ -73,7 +76,7 @@ class Block(nn.Module):
                 y = Norm("rms", "head_dim", cfg.norm_epsilon, name=f"{name}_norm")(y)
             return (y if rope is None else rotate(y, rope)).astype(dtype)
 
-        h = norm("attn_norm")(x).astype(dtype)
+        h = modulate(norm("attn_norm")(x), shift, scale).astype(dtype)
         asking, turn = h, rope
         if at is not None and cache is None:
             x, asking, mask = _pick(x, at), _pick(h, at), _asked_at(mask, at)
@@ -87,7 +90,7 @@ class Block(nn.Module):
         kernel = param(self, "out_kernel", out_init, shape, axes).astype(dtype)
         x = shard(x + jnp.einsum("bhlk,hkd->bld", out, kernel), "batch", "seq", "act_embed")
 
-        h = norm("mlp_norm")(x).astype(dtype)
+        h = modulate(norm("mlp_norm")(x), shift, scale).astype(dtype)
         up = lambda name: matmul(
             h, param(self, name, init, (d, cfg.hidden), ("embed", "mlp")).astype(dtype)
         )
@@ -96,8 +99,8 @@ class Block(nn.Module):
         elif cfg.mlp == "gelu":
             h = nn.gelu(up("up_kernel"), approximate=False)
         else:
-            shift = bias("up_bias", cfg.hidden).astype(dtype)
-            h = nn.gelu(up("up_kernel") + along_last(shift, h.ndim), approximate=True)
+            added = bias("up_bias", cfg.hidden).astype(dtype)
+            h = nn.gelu(up("up_kernel") + along_last(added, h.ndim), approximate=True)
         down = param(self, "down_kernel", out_init, (cfg.hidden, d), ("mlp", "embed"))
         x = x + matmul(h, down.astype(dtype))
         if cfg.mlp == "gelu_tanh":
@@ -129,7 +132,7 @@ class MDM(nn.Module):
             block,
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=(nn.broadcast, nn.broadcast),
+            in_axes=(nn.broadcast, nn.broadcast, 0),
             length=cfg.num_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(cfg)
@@ -172,15 +175,26 @@ class MDM(nn.Module):
         at: jax.Array | None = None,
     ) -> jax.Array:
         """The final norm's output (B, n or w, D) in the compute dtype; as `__call__`."""
-        x, mask, rope = self._enter(tokens, segments)
         if at is None:
-            x, _ = self.blocks(x, mask, rope)
-        else:
-            x = self._blocks_at(x, mask, rope, self._read(at))
-        x = self.norm(x).astype(self.cfg.dtype)
-        if self.cfg.shift and at is None:
-            x = jnp.concatenate([x[:, :1], x[:, :-1]], axis=1)
-        return x
+            x = self.states(tokens, segments)
+            return jnp.concatenate([x[:, :1], x[:, :-1]], axis=1) if self.cfg.shift else x
+        x = self._blocks_at(*self._enter(tokens, segments), self.read(at))
+        return self.norm(x).astype(self.cfg.dtype)
+
+    def states(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array | None = None,
+        modulation: tuple[jax.Array, jax.Array] | None = None,
+    ) -> jax.Array:
+        """As `hidden` of all positions, each where it is and not where its logits are read.
+
+        Args:
+          modulation: (shift, scale) of the norms of every block, (N, B, 1, D) each.
+        """
+        x, mask, rope = self._enter(tokens, segments)
+        x, _ = self.blocks(x, mask, rope, modulation)
+        return self.norm(x).astype(self.cfg.dtype)
 
     def keep(self, tokens: jax.Array, segments: jax.Array | None = None) -> KVCache:
         """Keys and values (N, B, Hkv, n, K) of all positions, turned; as `__call__`."""
@@ -198,12 +212,12 @@ class MDM(nn.Module):
         Only they are computed (with `shift` the positions before them, where they are read), and
         the cache is returned with their keys and values; else as `__call__`.
         """
-        at = self._read(at)
+        at = self.read(at)
         x, new = self._blocks_kept(*self._enter(tokens, segments, at), at, cache)
         cache = jax.vmap(_put, (0, 0, None))(cache, new, at)  # over layers
         return self.logits(self.norm(x).astype(self.cfg.dtype)), cache
 
-    def _read(self, at: jax.Array) -> jax.Array:
+    def read(self, at: jax.Array) -> jax.Array:
         """Where the logits of positions `at` are read."""
         if self.cfg.unit_sizes is not None:
             raise ValueError(
@@ -244,7 +258,7 @@ class MDM(nn.Module):
 
         def layer(i: int | jax.Array, x: jax.Array, *at: jax.Array) -> jax.Array:
             one = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, i, 0, False), weights)
-            return block.apply({"params": one}, x, mask, rope, *at)[0]
+            return block.apply({"params": one}, x, mask, rope, None, *at)[0]
 
         last = self.cfg.num_layers - 1
         return layer(last, jax.lax.fori_loop(0, last, layer, x), at)
@@ -262,7 +276,7 @@ class MDM(nn.Module):
 
         def layer(x: jax.Array, parts):
             weights, cache = parts
-            return block.apply({"params": weights}, x, mask, rope, at, cache)
+            return block.apply({"params": weights}, x, mask, rope, None, at, cache)
 
         return jax.lax.scan(layer, x, (self.blocks.variables["params"], cache))
 

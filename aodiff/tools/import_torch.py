@@ -202,9 +202,20 @@ def model_config(setup: Setup) -> MDMConfig:
     return setup.method.model.cfg
 
 
-def set_up_from(settings, workdir: Path) -> Setup:
-    """The setup of a config; it counts as begun with `workdir`, as the runs after it do."""
+def base_of(settings) -> Any:
+    """An editable copy of a config; of one that adds insertion to a model, that model's config."""
     own = config.editable(settings)
+    if own.method.name != "flexmdm_retrofit":
+        return own
+    base = config.base("mdm")
+    for group in ("model", "data", "optim", "mesh", "eval", "sample"):
+        base[group].update({k: v for k, v in own[group].items() if k in base[group]})
+    return base
+
+
+def set_up_from(settings, workdir: Path) -> Setup:
+    """The setup of a model; it counts as begun with `workdir`, as the runs after it do."""
+    own = base_of(settings)
     own.checkpoint.init_from = str(workdir)
     return set_up(own)
 

@@ -8,7 +8,7 @@ import pytest
 import scipy.special
 
 from aodiff import partitioning
-from aodiff.nn.flexmdm import MASKED, FlexMDM, FlexMDMConfig, forward_flops
+from aodiff.nn.flexmdm import MASKED, FlexMDM, FlexMDMConfig
 
 TINY = FlexMDMConfig(
     vocab_size=5, capacity=9, num_layers=2, width=16, num_heads=2, cond_dim=6, qk_norm=True
@@ -152,8 +152,8 @@ def test_flops_count_the_kernels():
     per_token -= p["embedding"].size + p["blocks"]["ada"]["kernel"].size
     # Biases and gains of all layers have two dimensions.
     per_token -= sum(x.size for x in jax.tree.leaves(p["blocks"]) if x.ndim == 2)
-    assert forward_flops(cfg, 1, 0) == 2 * per_token
-    assert forward_flops(cfg, 0, 1) == 2 * 2 * 2 * 16
+    assert cfg.forward_flops(1, 0) == 2 * per_token
+    assert cfg.forward_flops(0, 1) == 2 * 2 * 2 * 16
 
 
 @pytest.mark.parametrize("changes", [dict(num_heads=3), dict(remat="some"), dict(attention="fast")])
