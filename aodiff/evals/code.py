@@ -13,14 +13,39 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from aodiff.data.info import DataError
 from aodiff.evals import sandbox
 from aodiff.evals.problems import EvalSet, Problem, Verdict, read_rows
 
 HUMANEVAL = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 MBPP = ("task_id", "code", "test_list")
 FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[ \t]*$", re.MULTILINE)
+# Runs a reference and an answer on inputs of their own each, and compares what they return.
+AGREE = """
+def agree(candidate, reference, name, inputs, tolerance):
+    import copy
+    names = {}
+    exec(reference, names)
+    def same(a, b):
+        if isinstance(b, (list, tuple)):
+            return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+        if isinstance(b, float):
+            return a == b or abs(a - b) <= max(tolerance, 1e-7 * abs(b))
+        return a == b
+    for args in inputs:
+        found, wanted = candidate(*copy.deepcopy(args)), names[name](*copy.deepcopy(args))
+        assert same(found, wanted), args
+"""
 STARTS = re.compile(r"^(?:import |from |def |class |async |@)", re.MULTILINE)
 MOST_LINES = 1000  # of an answer
+STRICT = "solution"
+# How an answer may be read; the first alone counts in strict scoring.
+MODES = {
+    STRICT: "the code of the answer, after what comes before it where it continues that",
+    "cleaned": "the code of the answer as it is, after what comes before it",
+    "raw": "the answer as it is, after what comes before it",
+    "alone": "the code of the answer by itself",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +58,30 @@ class Task:
     tests: str
     entry_point: str
 
-    def program(self, answer: str) -> str:
-        """The program that decides: it runs to its end where the answer is right."""
-        if self.suffix is not None:  # a gap is filled as it is, to the last blank
-            source = self.prefix + (fenced(answer, "") or answer) + self.suffix
-        else:
-            source = solution(answer, self.prefix, self.entry_point)
-        return f"{source}\n\n{self.tests}\n"
+    def sources(self, answer: str) -> dict[str, str]:
+        """The programs that an answer can be read as by `MODES`, without repetition.
+
+        The tests decide on each: they run to their end where it is right.
+        """
+        code = (fenced(answer, self.entry_point) or answer).split("[DONE]")[0]
+        if self.suffix is None:
+            end, cleaned, strict = "", code, solution(answer, self.prefix, self.entry_point)
+        else:  # a gap is filled as it is, to the last blank
+            end, cleaned = self.suffix, without_overlap(code, self.suffix)
+            strict = self.prefix + (fenced(answer, "") or answer) + self.suffix
+        read = (strict, self.prefix + cleaned + end, self.prefix + answer + end, code)
+        found: dict[str, str] = {}
+        for mode, source in zip(MODES, read, strict=True):
+            if source not in found.values():
+                found[mode] = source
+        return found
+
+
+def without_overlap(text: str, suffix: str) -> str:
+    """A text without what it repeats at its end of the beginning of what follows it."""
+    most = min(len(text), len(suffix))
+    shared = next((k for k in range(most, 0, -1) if text.endswith(suffix[:k])), 0)
+    return text[: len(text) - shared]
 
 
 def fenced(text: str, entry_point: str) -> str:
@@ -146,13 +188,45 @@ def tested(tests: list[str]) -> str:
     return ""
 
 
-def read_humaneval(path: Path) -> EvalSet:
+def further_tests(path: Path) -> dict[str, str]:
+    """More tests of HumanEval by task: rows with a `test` of their own, or with `plus_input`, on
+    which an answer must agree with the reference, numbers up to `atol`.
+
+    Source: Liu et al. 2023 (HumanEval+), in both of its forms.
+
+    Raises:
+      DataError: the file or one of its rows is of neither form.
+    """
+    found = {}
+    for i, row in enumerate(read_rows(path, ("task_id", "entry_point")), 1):
+        name = row["entry_point"]
+        if "test" in row:
+            found[row["task_id"]] = f"{row['test']}\ncheck({name})"
+        elif {"plus_input", "prompt", "canonical_solution"} <= row.keys():
+            reference, inputs = row["prompt"] + row["canonical_solution"], row["plus_input"]
+            found[row["task_id"]] = AGREE + (
+                f"agree({name}, {reference!r}, {name!r}, {inputs!r}, {row.get('atol', 0)!r})"
+            )
+        else:
+            raise DataError(
+                f"{path}, line {i} has neither 'test' nor 'plus_input' with 'prompt' and "
+                "'canonical_solution'; give tests of one of these forms."
+            )
+    return found
+
+
+def read_humaneval(path: Path, further: Path | None = None) -> EvalSet:
     """HumanEval, or one of its infilling sets (its rows have a `suffix`).
+
+    Args:
+      path: the file as published.
+      further: more tests, see `further_tests`; each problem must have some.
 
     Raises:
       DataError: the file or one of its rows is not of that form.
     """
     problems, tasks = {}, {}
+    more = further_tests(further) if further else None
     for row in read_rows(path, HUMANEVAL):
         key, prefix, suffix = row["task_id"], row["prompt"], row.get("suffix")
         answer, name = row["canonical_solution"], row["entry_point"]
@@ -166,12 +240,17 @@ def read_humaneval(path: Path) -> EvalSet:
         worked = f"```python\n{prefix + answer if suffix is None else answer}\n```"
         problems[key] = Problem(key, ask, prefix, worked, answer, suffix or "")
         tests = f"{row['test']}\ncheck({name})"
+        if more is not None:
+            if key not in more:
+                raise DataError(f"{further} has no tests of {key}, which {path} has; add them.")
+            tests += f"\n{more[key]}"
         tasks[key] = Task(prefix, suffix, tests, name)
     infilling = any(task.suffix is not None for task in tasks.values())
     name, by = (
         ("infilling", "Bavarian et al. 2022") if infilling else ("humaneval", "Chen et al. 2021")
     )
-    return EvalSet(name, problems, functools.partial(judge, tasks), f"HumanEval ({by})")
+    judged = functools.partial(judge, tasks)
+    return EvalSet(name, problems, judged, f"HumanEval ({by})", tuple(MODES))
 
 
 def read_mbpp(path: Path) -> EvalSet:
@@ -192,18 +271,27 @@ def read_mbpp(path: Path) -> EvalSet:
         needs = [row.get("test_setup_code", ""), *row.get("test_imports", ())]
         tests = "\n".join([*filter(None, needs), asserts]).replace("\r\n", "\n")
         tasks[key] = Task("", None, tests, tested(row["test_list"]))
-    return EvalSet("mbpp", problems, functools.partial(judge, tasks), "MBPP (Austin et al. 2021)")
+    judged = functools.partial(judge, tasks)
+    return EvalSet("mbpp", problems, judged, "MBPP (Austin et al. 2021)", tuple(MODES))
 
 
 def judge(tasks: dict[str, Task], answers: Iterable[tuple[str, str]]) -> Iterator[Verdict]:
-    """Runs the program of each answer, one a core at a time."""
-    programs = (tasks[key].program(text) for key, text in answers)
-    for result in sandbox.run_all(programs):
-        how = f"{result.state}: {result.detail}" if result.detail else result.state
-        yield Verdict(result.state == "passed", how)
+    """Runs the programs of each answer, those of one answer a core at a time."""
+    return sandbox.in_parallel(lambda answer: _verdict(tasks[answer[0]], answer[1]), answers)
+
+
+def _verdict(task: Task, answer: str) -> Verdict:
+    """How the strict reading ends, or the first other one that passes."""
+    hows = []
+    for mode, source in task.sources(answer).items():
+        result = sandbox.run(source, tests=task.tests)
+        hows.append(f"{result.state}: {result.detail}" if result.detail else result.state)
+        if result.state == "passed":
+            return Verdict(mode == STRICT, hows[0], mode)
+    return Verdict(False, hows[0])
 
 
 if __name__ == "__main__":
-    from aodiff.tools.score import code_references  # which prints, as tools alone do
+    from aodiff.tools import code  # which prints, as tools alone do
 
-    code_references()
+    code.main()

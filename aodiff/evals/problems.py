@@ -15,10 +15,14 @@ from aodiff.data.info import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether an answer is right, and in a few words how it was found or why it is not."""
+    """Whether an answer is right, and in a few words how it was found or why it is not.
+
+    mode: of answers that can be read in several ways, the first that is right; "": none is.
+    """
 
     ok: bool
     how: str
+    mode: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +48,16 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class EvalSet:
-    """Problems by id in the order of the file, and `judge`: (id, text of an answer) -> verdicts."""
+    """Problems by id in the order of the file, and `judge`: (id, text of an answer) -> verdicts.
+
+    modes: the ways in which an answer can be read; the first alone makes it right.
+    """
 
     name: str
     problems: Mapping[str, Problem]
     judge: Callable[[Iterable[tuple[str, str]]], Iterator[Verdict]]
     citation: str
+    modes: Sequence[str] = ()
 
 
 def messages(problem: Problem, examples: Sequence[Problem] = ()) -> list[tuple[str, str]]:
@@ -90,10 +98,10 @@ def read_rows(path: Path, fields: Sequence[str]) -> list[dict]:
         where = f"{path}, line {lines[len(rows)][0]}" if len(rows) < len(lines) else f"{path}"
         raise DataError(f"{where} is not JSON ({error}); repair it.") from error
     for i, row in rows:
-        missing = [f for f in fields if not isinstance(row, dict) or f not in row]
+        missing = [repr(f) for f in fields if not isinstance(row, dict) or f not in row]
         if missing:
             raise DataError(
-                f"{path}, row {i} has no {missing[0]!r}; each row is an object with "
+                f"{path}, line {i} has no {', '.join(missing)}; each line is an object with "
                 f"{', '.join(fields)}."
             )
     if not rows:
@@ -112,6 +120,15 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs {k} answers to each problem, got {samples}.")
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def pass_at(right: Mapping[str, Sequence[bool]], k: int) -> tuple[float, float]:
+    """Mean of pass@k over problems and its standard error, from which answers are right by problem.
+
+    Raises:
+      ValueError: a problem with fewer answers than `k`.
+    """
+    return mean_and_error([pass_at_k(len(ok), sum(ok), k) for ok in right.values()])
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

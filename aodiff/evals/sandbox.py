@@ -18,8 +18,11 @@ What more is promised depends on the system; `isolation()` says which of two it 
   to break out, which then has the rights of the user, or of nobody where the user is root. The
   number of files in its folder is not limited. Run such programs in a virtual machine.
 
-Neither keeps a program from lying about its own result: tests run in its process. Leaving early is
-not passing, as a secret is told at the end, but a program may look for that secret.
+Tests run in the process of the program, from a source of their own that is out of its reach until
+it has ended. Passing is a secret told after them, by what no frame and no object that Python lists
+leads to. Leaving early, ending inside an open string or changing builtins is therefore not passing.
+What stays possible in one process is an answer that suits every test, such as an object that equals
+all others, or a function that looks at the test that called it.
 """
 
 import concurrent.futures
@@ -35,13 +38,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from typing import IO
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TypeVar
 
 CHILD = pathlib.Path(__file__).with_name("sandbox_child.py")
 ISOLATIONS = ("namespaces", "limits")  # strongest first
 PROBE = "import collections, math, random, re, typing"
 STATUS_BYTES, END_BYTES = 4096, 300
+T, R = TypeVar("T"), TypeVar("R")
 
 
 class SandboxError(Exception):
@@ -79,7 +83,11 @@ class Result:
 
 
 def run(
-    program: str, limits: Limits | None = None, isolated: str = "", python: str = sys.executable
+    program: str,
+    limits: Limits | None = None,
+    isolated: str = "",
+    python: str = sys.executable,
+    tests: str = "",
 ) -> Result:
     """Runs one program; never raises for anything the program does.
 
@@ -88,6 +96,7 @@ def run(
       limits: what it may use; None is `Limits()`.
       isolated: one of `ISOLATIONS`; "" is the strongest there is here.
       python: the interpreter.
+      tests: source that runs after the program, among its names, and decides.
 
     Raises:
       SandboxError: this system offers no such isolation.
@@ -98,19 +107,20 @@ def run(
         _folder() as folder,
         tempfile.TemporaryFile() as source,
         tempfile.TemporaryFile() as output,
-        tempfile.TemporaryFile() as status,
+        _pipe() as (status, told_to),
     ):
-        source.write(f"{token}\n{program}".encode(errors="replace"))
+        first, then = (text.encode(errors="replace") for text in (program, tests))
+        source.write(f"{token}\n{len(first)}\n".encode() + first + then)
         source.seek(0)
         numbers = (limits.memory, limits.cpu, limits.file, limits.disk)
-        arguments = map(str, (CHILD, isolated, status.fileno(), folder, *numbers))
+        arguments = map(str, (CHILD, isolated, told_to, folder, *numbers))
         started, late = time.monotonic(), threading.Event()
         process = subprocess.Popen(
             [python, "-P", "-s", "-S", "-B", "-u", "-X", "utf8", *arguments],
             stdin=source,
             stdout=output,
             stderr=output,
-            pass_fds=[status.fileno()],
+            pass_fds=[told_to],
             cwd=folder,
             # A fixed hash seed: the same program prints its sets in the same order.
             env={"PYTHONHASHSEED": "0", "PATH": "/usr/bin:/bin", "TMPDIR": "."},
@@ -124,7 +134,7 @@ def run(
             timer.cancel()
             process.kill()  # it still runs if this was interrupted
         seconds = time.monotonic() - started
-        told = _read(status, 0, STATUS_BYTES).splitlines()
+        told = _told(status).splitlines()
         text, end = _read(output, 0, limits.output), _read(output, -END_BYTES, END_BYTES)
     if not told or told[0] != "ready":
         if late.is_set():
@@ -166,6 +176,27 @@ def _folder() -> Iterator[str]:
             subprocess.run(["sh", "-c", 'chmod -R u+rwx "$0"; rm -rf "$0"', folder], check=False)
 
 
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """The ends to read and to write; what is in a pipe can be neither read nor changed by a
+    program that has the other end."""
+    ends = os.pipe()
+    os.set_blocking(ends[0], False)
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def _told(status: int) -> str:
+    """At most `STATUS_BYTES` of what the child reported."""
+    try:
+        return os.read(status, STATUS_BYTES).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+
+
 def _read(file: IO[bytes], start: int, size: int) -> str:
     """At most `size` bytes as text from `start`, which counts from the end if negative."""
     length = file.seek(0, os.SEEK_END)
@@ -199,6 +230,10 @@ def run_all(
     programs: Iterable[str], limits: Limits | None = None, workers: int = 0
 ) -> Iterator[Result]:
     """The results of many programs in their order, `workers` at a time (0: one a core)."""
-    workers = workers or os.cpu_count()
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        yield from pool.map(lambda program: run(program, limits), programs)
+    return in_parallel(lambda program: run(program, limits), programs, workers)
+
+
+def in_parallel(fn: Callable[[T], R], items: Iterable[T], workers: int = 0) -> Iterator[R]:
+    """`fn` of each item in their order, `workers` at a time (0: one a core)."""
+    with concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        yield from pool.map(fn, items)

@@ -39,8 +39,14 @@ NEVER = (
         "ctypes.",
         "resource.setrlimit",
         "resource.prlimit",
+        "fcntl.",  # signals to others by way of a file's owner
     ),
+    # What leads to hidden objects, or past a line of the tests.
+    *("gc.get_", "sys.settrace", "sys.setprofile"),
 )
+# Modules and functions of the system that open files or send signals and tell no hook of it.
+UNTOLD_MODULES = ("_sqlite3", "_dbm", "_gdbm", "readline")
+UNTOLD = ("pidfd_open", "mkfifo", "mknod")
 # Audit event -> which of its arguments are paths that it changes, or only looks at.
 CHANGES = {
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.utime"), (0,)),
@@ -165,6 +171,8 @@ def watch(report) -> None:
     def refused(event: str, args: tuple) -> bool:
         if event.startswith(NEVER):
             return True
+        if event == "import":
+            return args[0] in UNTOLD_MODULES
         if event == "open":
             return outside(args[0], bool(args[2] and args[2] & WRITING))
         if event in CHANGES:
@@ -181,16 +189,44 @@ def watch(report) -> None:
     sys.addaudithook(hook)
 
 
+def hide(caller: types.FrameType, event: str, action) -> None:
+    """Has `action()` run when the frame `caller` itself raises the audit `event`.
+
+    Hooks cannot be listed or removed, so a program finds no way to the action before it runs.
+    """
+    frame = sys._getframe
+
+    def hook(name: str, _: tuple) -> None:
+        if name == event and frame(1) is caller:
+            action()
+
+    sys.addaudithook(hook)
+
+
+def take_in(caller: types.FrameType, report, names: dict) -> bytes:
+    """The program on stdin, which holds a secret, the length of the program, it and its tests.
+
+    The events "tests" and "passed" of `caller` run the tests, among `names`, and report the secret.
+    """
+    token, size, text = sys.stdin.buffer.read().split(b"\n", 2)
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    program, tests = text[: int(size)], text[int(size) :]
+    compiled, run = compile, exec
+    hide(caller, "tests", lambda: run(compiled(tests, "<tests>", "exec"), names))
+    hide(caller, "passed", lambda: report(token.decode()))
+    return program
+
+
 def main(isolation: str, status: str, folder: str, *limits: str) -> None:
-    """Runs the program on stdin, whose first line is what to report when it came to its end."""
+    """Runs the program on stdin and then its tests; reports a secret if both came to an end."""
     status = int(status)
     memory, cpu, file_bytes, disk = map(int, limits)
 
     def report(line: str) -> None:
         os.write(status, f"{line}\n".encode())
 
-    token, _, source = sys.stdin.buffer.read().partition(b"\n")
-    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    program = sys.modules["__main__"] = types.ModuleType("__main__")
+    source = take_in(sys._getframe(), report, program.__dict__)
     try:
         if isolation == "namespaces":
             call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -207,21 +243,27 @@ def main(isolation: str, status: str, folder: str, *limits: str) -> None:
     except OSError as error:
         report(f"no {isolation}: {error}")
         os._exit(1)
-    program = sys.modules["__main__"] = types.ModuleType("__main__")
     for name in [name for name in sys.modules if "ctypes" in name or name == "resource"]:
         del sys.modules[name]
+    for name in ("os", "posix"):
+        for function in UNTOLD:
+            vars(sys.modules[name]).pop(function, None)
     watch(report)
     report("ready")
+    audit, leave, hook, run = sys.audit, os._exit, sys.excepthook, exec  # not as a program has them
     try:
-        exec(compile(source, "<program>", "exec"), program.__dict__)
+        run(compile(source, "<program>", "exec"), program.__dict__)
+        audit("tests")
         sys.stdout.flush()
-        report(token.decode())
+        audit("passed")
     except BaseException as error:
-        # Without the frame of this function, whose source the interpreter would go and open.
-        error.with_traceback(error.__traceback__.tb_next)
-        sys.excepthook(type(error), error, error.__traceback__)
-        os._exit(1)
-    os._exit(0)
+        # Without the frames of this file, whose source the interpreter would go and open.
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        hook(type(error), error.with_traceback(trace), trace)
+        leave(1)
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@
       --allow_code_execution [--k=1,10]
   python -m aodiff.tools.score mbpp --data=mbpp.jsonl --ids=11-510 --references \\
       --allow_code_execution
-  python -m aodiff.evals.code --references [--data=shared/data]   # of all programming sets
 
 A line of answers is {"id": ..., "text": ...}, ids as in the prompts; several lines of one id are
 several samples. Verdicts go to answers.scored.jsonl as they come; the same command goes on from
@@ -33,16 +32,6 @@ READERS = {
     "infilling": code.read_humaneval,
     "mbpp": code.read_mbpp,
 }
-# Under `code/` of the data: programs that users trust, for their own tests.
-CODE_FILES = (
-    "humaneval/HumanEval.jsonl.gz",
-    "mbpp/mbpp.jsonl",
-    "mbpp/sanitized-mbpp.json",
-    "humaneval_infilling/HumanEval-SingleLineInfilling.jsonl.gz",
-    "humaneval_infilling/HumanEval-RandomSpanInfillingLight.jsonl.gz",
-    "humaneval_infilling/HumanEval-RandomSpanInfilling.jsonl.gz",
-    "humaneval_infilling/HumanEval-MultiLineInfilling.jsonl.gz",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +89,7 @@ def judged(among: EvalSet, answers: list[Answer], salt: str, path: Path) -> list
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
-            known[row["key"]] = Verdict(row["ok"], row["how"])
+            known[row["key"]] = Verdict(row["ok"], row["how"], row["mode"])
         except (ValueError, KeyError, TypeError):
             continue  # the line that an interruption cut
     keys = [answer.key(salt) for answer in answers]
@@ -110,7 +99,7 @@ def judged(among: EvalSet, answers: list[Answer], salt: str, path: Path) -> list
         verdicts = among.judge((a.id, a.text) for a in new.values())
         for done, (key, verdict) in enumerate(zip(new, verdicts, strict=True), 1):
             known[key] = verdict
-            row = {"key": key, "id": new[key].id, "ok": verdict.ok, "how": verdict.how}
+            row = {"key": key, "id": new[key].id} | dataclasses.asdict(verdict)
             file.write(json.dumps(row) + "\n")
             file.flush()
             if sys.stderr.isatty():
@@ -118,26 +107,34 @@ def judged(among: EvalSet, answers: list[Answer], salt: str, path: Path) -> list
     return [known[key] for key in keys]
 
 
-def shares(answers: list[Answer], verdicts: list[Verdict]) -> dict[str, list[bool]]:
-    """Whether each answer is right, by problem."""
+def shares(
+    answers: list[Answer], verdicts: list[Verdict], strict: bool = True
+) -> dict[str, list[bool]]:
+    """Whether each answer is right, by problem; if not strict, in any of the ways to read it."""
     by_id = collections.defaultdict(list)
     for answer, verdict in zip(answers, verdicts, strict=True):
-        by_id[answer.id].append(verdict.ok)
+        by_id[answer.id].append(verdict.ok or (bool(verdict.mode) and not strict))
     return by_id
 
 
-def report(among: EvalSet, right: dict[str, list[bool]], ways: list[str], ks: list[int]) -> str:
+def report(among: EvalSet, answers: list[Answer], verdicts: list[Verdict], ks: list[int]) -> str:
     """Accuracy over the problems answered, pass@k, and how the verdicts came about."""
-    total = sum(map(len, right.values()))
-    lines = [f"{among.name}: {len(right)} of {len(among.problems)} problems, {total} answers"]
+    right = shares(answers, verdicts)
+    lines = [
+        f"{among.name}: {len(right)} of {len(among.problems)} problems, {len(answers)} answers"
+    ]
     if len(right) < len(among.problems):
         lines[0] += "; problems without an answer are left out of the scores"
-    for k in ks:
-        values = [problems.pass_at_k(len(ok), sum(ok), k) for ok in right.values()]
-        mean, error = problems.mean_and_error(values)
-        name = "accuracy" if k == 1 else f"pass@{k}"
-        lines.append(f"{name} {100 * mean:.2f} +- {100 * error:.2f} % (standard error)")
-    counts = collections.Counter(way.split(":")[0] for way in ways).most_common()
+    ways = {"": right}
+    if among.modes:
+        end = f" if any of {len(among.modes)} readings of an answer may pass"
+        ways[end] = shares(answers, verdicts, strict=False)
+    for end, found in ways.items():
+        for k in ks:
+            mean, error = problems.pass_at(found, k)
+            name = "accuracy" if k == 1 else f"pass@{k}"
+            lines.append(f"{name} {100 * mean:.2f} +- {100 * error:.2f} % (standard error){end}")
+    counts = collections.Counter(v.how.split(":")[0] for v in verdicts).most_common()
     lines.append("verdicts: " + ", ".join(f"{way} {count}" for way, count in counts))
     return "\n".join([*lines, among.citation])
 
@@ -177,8 +174,8 @@ def prompt_rows(args: argparse.Namespace, among: EvalSet) -> Iterator[dict]:
         yield row
 
 
-def references(among: EvalSet, path: Path) -> list[str]:
-    """How the reference of each problem passed; raises DataError unless all do."""
+def references(among: EvalSet, path: Path) -> list[Verdict]:
+    """The verdicts on the references of all problems; raises DataError unless they are right."""
     verdicts = list(among.judge((k, p.reference) for k, p in among.problems.items()))
     wrong = [(k, v.how) for k, v in zip(among.problems, verdicts, strict=True) if not v.ok]
     if wrong:
@@ -186,25 +183,7 @@ def references(among: EvalSet, path: Path) -> list[str]:
             f"{len(wrong)} of {len(verdicts)} references of {path} fail, first {wrong[0][0]} "
             f"({wrong[0][1]}); no score is right until they pass, so repair the file or the system."
         )
-    return [v.how for v in verdicts]
-
-
-def code_references(argv: Sequence[str] | None = None) -> None:
-    """The command `python -m aodiff.evals.code`: the references of all sets of programs."""
-    parser = argparse.ArgumentParser(prog="python -m aodiff.evals.code")
-    parser.add_argument("--references", action="store_true", required=True)
-    parser.add_argument("--data", type=Path, default=Path("shared/data"), help="their folder")
-    folder = parser.parse_args(argv).data / "code"
-    try:
-        for name in CODE_FILES:
-            path = folder / name
-            if not path.exists():
-                raise DataError(f"{path} is not there; name the folder of the data in --data.")
-            among = READERS["mbpp" if name.startswith("mbpp") else "humaneval"](path)
-            passed = references(among, path)
-            print(f"{name}: {len(passed)}/{len(among.problems)}", flush=True)
-    except (DataError, sandbox.SandboxError, OSError) as error:
-        sys.exit(" ".join(str(error).split()))
+    return verdicts
 
 
 def score(args: argparse.Namespace, among: EvalSet) -> str:
@@ -215,19 +194,20 @@ def score(args: argparse.Namespace, among: EvalSet) -> str:
             f"{sandbox.isolation()}, see aodiff/evals/sandbox.py); add --allow_code_execution."
         )
     if args.references:
-        ways = references(among, args.data)
-        return report(among, {key: [True] for key in among.problems}, ways, [1])
+        answers = [Answer(key, problem.reference) for key, problem in among.problems.items()]
+        return report(among, answers, references(among, args.data), [1])
     salt = f"{args.set} {hashlib.sha256(args.data.read_bytes()).hexdigest()}"
 
-    def scored(path: Path) -> tuple[dict[str, list[bool]], list[str]]:
+    def scored(path: Path) -> tuple[list[Answer], list[Verdict]]:
         answers = read_answers(path, among, args.template)
-        verdicts = judged(among, answers, salt, path.with_suffix(".scored.jsonl"))
-        return shares(answers, verdicts), [verdict.how for verdict in verdicts]
+        return answers, judged(among, answers, salt, path.with_suffix(".scored.jsonl"))
 
-    right, ways = scored(args.path)
-    text = report(among, right, ways, args.k)
+    found = scored(args.path)
+    text = report(among, *found, args.k)
     if args.baseline:
-        text += "\n" + comparison(right, scored(args.baseline)[0], args.baseline.name)
+        text += "\n" + comparison(
+            shares(*found), shares(*scored(args.baseline)), args.baseline.name
+        )
     return text
 
 

@@ -35,18 +35,23 @@ HUMANEVAL = [  # answers to PREFIX that are right
 CHECK = "assert f(3) == 6"
 
 
-def verdict(source: str) -> bool:
-    """Runs what this file itself wrote, here."""
-    try:
-        exec(compile(source, "<test>", "exec"), {"__name__": "test"})
-    except Exception:
-        return False
-    return True
+def right(task: code.Task, answer: str) -> set[str]:
+    """The readings of an answer that are right. Runs what this file itself wrote, here."""
+    found = set()
+    for mode, source in task.sources(answer).items():
+        names = {"__name__": "test"}
+        try:
+            exec(compile(source, "<test>", "exec"), names)
+            exec(task.tests, names)
+        except Exception:
+            continue
+        found.add(mode)
+    return found
 
 
 @pytest.mark.parametrize("answer", HUMANEVAL, ids=range(len(HUMANEVAL)))
 def test_right_answers_in_every_wrapping_become_right_programs(answer):
-    assert verdict(code.Task(PREFIX, None, CHECK, "f").program(answer))
+    assert code.STRICT in right(code.Task(PREFIX, None, CHECK, "f"), answer)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_right_answers_in_every_wrapping_become_right_programs(answer):
     ],
 )
 def test_wrong_and_broken_answers_become_wrong_programs(answer):
-    assert not verdict(code.Task(PREFIX, None, CHECK, "f").program(answer))
+    assert not right(code.Task(PREFIX, None, CHECK, "f"), answer)
 
 
 MBPP = [  # answers without anything before them
@@ -84,7 +89,7 @@ MBPP = [  # answers without anything before them
 
 @pytest.mark.parametrize("answer", MBPP, ids=range(len(MBPP)))
 def test_modules_are_found_in_answers(answer):
-    assert verdict(code.Task("", None, CHECK, "f").program(answer))
+    assert code.STRICT in right(code.Task("", None, CHECK, "f"), answer)
 
 
 def test_text_around_blocks_and_the_block_that_counts():
@@ -96,10 +101,40 @@ def test_text_around_blocks_and_the_block_that_counts():
 
 def test_a_gap_is_filled_to_the_letter():
     task = code.Task("def f(x):\n    return x", " * x\n", "assert f(3) == 27", "f")
-    assert verdict(task.program(" * x"))
-    assert not verdict(task.program(""))
+    assert code.STRICT in right(task, " * x")
+    assert not right(task, "")
     at_the_end = code.Task("def f(x):\n    ret", "", CHECK, "f")
-    assert verdict(at_the_end.program("urn 2 * x\n"))
+    assert code.STRICT in right(at_the_end, "urn 2 * x\n")
+
+
+WHOLE_GAP = "def f(x):\n    return 2 * x\n"
+READINGS = [  # prefix, suffix, answer, the readings that are right
+    (PREFIX, None, BODY, {"solution"}),  # all ways to read it are one, but by itself it is broken
+    ("def f(x):\n", None, "    return 2 * x\nprint(f('x')[5])\n", {"solution"}),
+    ("def f(x):\n", None, "  return 2 * x\n  # end\nfoo bar", {"solution"}),
+    ("x = 1 / 0\n", None, WHOLE_GAP, {"alone"}),
+    ("def f(x):\n    ", "\n    return y\n", "y = 2 * x\n    return y\n", {"solution", "cleaned"}),
+    ("def f(x):\n    y = ", "\n    return (y)\n", "2 * x\n    return (y", {"cleaned"}),
+    ("", "", f"```\n{WHOLE_GAP}```", {"solution"}),
+]
+
+
+@pytest.mark.parametrize(("prefix", "suffix", "answer", "modes"), READINGS)
+def test_answers_can_be_read_in_four_ways(prefix, suffix, answer, modes):
+    assert right(code.Task(prefix, suffix, CHECK, "f"), answer) == modes
+
+
+def test_equal_readings_are_one():
+    assert list(code.Task("", None, CHECK, "f").sources(WHOLE)) == ["solution"]
+    assert set(code.Task("a = 1\n", "c", CHECK, "f").sources("```\nb\n```")) == set(code.MODES) - {
+        "cleaned"
+    }
+
+
+def test_what_repeats_the_suffix_is_cut():
+    assert code.without_overlap("a + b)", ")\n") == "a + b"
+    assert code.without_overlap("a\n  return", "\n  return a") == "a"
+    assert code.without_overlap("a", "b") == "a" and code.without_overlap("", "b") == ""
 
 
 def test_only_what_shows_off_is_left_out():
@@ -176,7 +211,7 @@ def test_verdicts_say_how_a_program_ended(tmp_path):
 def test_a_row_without_its_fields_is_one_sentence(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"task_id": "HumanEval/0", "prompt": ""}\n')
-    with pytest.raises(DataError, match="row 1 has no 'entry_point'"):
+    with pytest.raises(DataError, match="line 1 has no 'entry_point', 'canonical_solution'"):
         code.read_humaneval(path)
-    with pytest.raises(DataError, match="row 1 has no 'code'"):
+    with pytest.raises(DataError, match="line 1 has no 'code', 'test_list'"):
         code.read_mbpp(path)

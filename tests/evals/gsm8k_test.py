@@ -84,8 +84,8 @@ def test_prompts_with_worked_examples(tmp_path):
     ("content", "says"),
     [
         ("", "holds no rows"),
-        ("[1]\n", "row 1 has no 'question'"),
-        ('{"question": "a"}\n', "row 1 has no 'answer'"),
+        ("[1]\n", "line 1 has no 'question', 'answer'"),
+        ('{"question": "a"}\n', "line 1 has no 'answer'"),
         ('{"question": "a", "answer": "#### 1"}\n{"question"\n', "line 2 is not JSON"),
         ('{"question": "a", "answer": "one"}\n', "row 1 has no number after ####"),
     ],

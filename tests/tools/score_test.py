@@ -51,20 +51,6 @@ def test_problems_without_an_answer_are_named(tmp_path, sums, capsys):
     assert "accuracy 50.00" in out and "last number 2" in out
 
 
-def test_references_of_all_sets_of_programs(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(score, "CODE_FILES", ("mbpp/mbpp.jsonl", "mbpp/absent.jsonl"))
-    (tmp_path / "code" / "mbpp").mkdir(parents=True)
-    path = tmp_path / "code" / "mbpp" / "mbpp.jsonl"
-    row = {"task_id": 1, "text": "Double.", "code": WHOLE, "test_list": ["assert f(3) == 6"]}
-    write(path, [row])
-    with pytest.raises(SystemExit, match="absent.jsonl is not there"):
-        score.code_references(["--references", f"--data={tmp_path}"])
-    assert capsys.readouterr().out == "mbpp/mbpp.jsonl: 1/1\n"
-    write(path, [row | {"test_list": ["assert f(3) == 7"]}])
-    with pytest.raises(SystemExit, match="1 of 1 references"):
-        score.code_references(["--references", f"--data={tmp_path}"])
-
-
 def test_several_samples_of_a_problem(tmp_path, sums, capsys):
     rows = [{"id": i, "text": str(i if s < i else 99)} for i in (0, 1) for s in range(2)]
     score.main(["gsm8k", write(tmp_path / "a.jsonl", rows), sums, "--k=1,2"])
@@ -151,7 +137,7 @@ def test_prompts_are_written_with_examples_template_and_ids(tmp_path, tasks, cap
 
 BAD = [
     ([{"id": 77, "text": ""}], [], "answers 77, which is no id of these problems of gsm8k"),
-    ([{"id": 0}], [], "row 1 has no 'text'"),
+    ([{"id": 0}], [], "line 1 has no 'text'"),
     ([{"id": 0, "text": 5}], [], "has a int as text of 0"),
     ([], [], "holds no rows"),
     ([{"id": 0, "text": "0"}], ["--ids=ten"], "--ids=ten is not first-last"),
