@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aodiff import rng
+from aodiff.sampling.holes import Holes, total
 
 
 @flax.struct.dataclass
@@ -24,7 +25,9 @@ class Gaps:
       logits: (B, C, K + 1) of 0, 1, ..., K of them, or None.
       open: (B, C) bool.
       chance: () float32, with which a missing token comes in this step.
-      room: (B,) int32 masks that a row can take.
+      room: (B,) int32 masks that a row can take, at least what its holes need.
+      holes: bounds of what holes take, or None.
+      last: () bool, no later step inserts.
     """
 
     keys: jax.Array
@@ -33,6 +36,8 @@ class Gaps:
     open: jax.Array
     chance: jax.Array
     room: jax.Array
+    holes: Holes | None = None
+    last: jax.typing.ArrayLike = False
 
 
 def _poisson(g: Gaps) -> jax.Array:
@@ -82,31 +87,71 @@ COUNTS: dict[str, Callable[[Gaps], jax.Array]] = {
 
 
 def draw(rule: str, gaps: Gaps) -> jax.Array:
-    """Counts (B, C) int32 by a rule of `COUNTS`, as far as there is room."""
+    """Counts (B, C) int32 by a rule of `COUNTS`, as far as there is room and holes allow."""
     counts = jnp.where(gaps.open, COUNTS[rule](gaps).astype(jnp.int32), 0)
-    return fit(rng.fold(gaps.keys, 2), counts, gaps.room)
+    if gaps.holes is None:
+        return fit(rng.fold(gaps.keys, 2), counts, gaps.room)
+    lift = gaps.holes.lift(gaps.mean, gaps.open)
+    more = _floor_bernoulli(gaps.replace(keys=rng.fold(gaps.keys, 3), mean=lift))
+    counts = fit(rng.fold(gaps.keys, 2), counts + more.astype(jnp.int32), gaps.room, gaps.holes)
+    weight = jnp.where(gaps.last & gaps.open, gaps.mean + lift, 0)
+    return fill(rng.fold(gaps.keys, 4), counts, weight, gaps.holes)
 
 
-def fit(keys: jax.Array, counts: jax.Array, room: jax.Array) -> jax.Array:
+def fit(
+    keys: jax.Array, counts: jax.Array, room: jax.Array, holes: Holes | None = None
+) -> jax.Array:
     """Takes single masks away at random, each as likely as any other, until there is room.
+
+    Masks are taken from holes that have too many first, and never where a hole needs them.
 
     Args:
       keys: (B,). counts: (B, C) int32. room: (B,) int32 most of a row.
     """
 
-    def excess(counts: jax.Array) -> jax.Array:
-        return jnp.sum(counts, axis=1) - room
+    def loose(counts: jax.Array) -> jax.Array:
+        """(B, C) int32 masks of which one has to go, none where all is well."""
+        if holes is None:
+            return counts * (jnp.sum(counts, axis=1) > room)[:, None]
+        mine = total(counts, holes.owner)
+        over = mine > holes.left
+        crowded = (holes.needed(counts) > room)[:, None] & (mine > holes.due)
+        return counts * jnp.where(
+            jnp.any(over & (counts > 0), axis=1, keepdims=True), over, crowded
+        )
 
-    def one(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        i, counts = carry
-        point = uniform(rng.fold(keys, i), 1) * jnp.sum(counts, axis=1, keepdims=True)
-        ends = jnp.cumsum(counts, axis=1)
-        at = jnp.sum(ends <= point.astype(jnp.int32), axis=1)
-        taken = (jnp.arange(counts.shape[1])[None] == at[:, None]) & (excess(counts) > 0)[:, None]
-        return i + 1, counts - taken
+    take = lambda i, counts: counts - pick(rng.fold(keys, i), loose(counts))
+    return _until(take, counts, lambda counts: jnp.any(loose(counts) > 0))
 
+
+def fill(keys: jax.Array, counts: jax.Array, weight: jax.Array, holes: Holes) -> jax.Array:
+    """Adds what holes need beyond counts (B, C) to their gaps, in proportion to `weight` (B, C)."""
+
+    def wanted(counts: jax.Array) -> jax.Array:
+        return jnp.where(total(counts, holes.owner) < holes.due, weight, 0)
+
+    add = lambda i, counts: counts + pick(rng.fold(keys, i), wanted(counts))
+    return _until(add, counts, lambda counts: jnp.any(wanted(counts) > 0))
+
+
+def pick(keys: jax.Array, weight: jax.Array) -> jax.Array:
+    """One cell of each row, (B, C) int32 with a 1 there, in proportion to `weight` (B, C), none
+    where all are 0."""
+    ends = jnp.cumsum(weight, axis=1)
+    point = uniform(keys, 1) * ends[:, -1:]
+    at = jnp.sum(ends <= point, axis=1, keepdims=True)
+    return (jnp.arange(weight.shape[1])[None] == at).astype(jnp.int32)
+
+
+def _until(
+    move: Callable[[jax.Array, jax.Array], jax.Array],
+    counts: jax.Array,
+    going: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """`move`, given how often it was made before, while `going`."""
     start = jnp.int32(0), counts.astype(jnp.int32)
-    return jax.lax.while_loop(lambda c: jnp.any(excess(c[1]) > 0), one, start)[1]
+    step = lambda carry: (carry[0] + 1, move(*carry))
+    return jax.lax.while_loop(lambda carry: going(carry[1]), step, start)[1]
 
 
 def uniform(keys: jax.Array, n: int) -> jax.Array:

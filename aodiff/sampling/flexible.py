@@ -10,18 +10,18 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from aodiff import rng
-from aodiff.core import categorical, corruption
-from aodiff.core.insertion import first_masked, scatter
+from aodiff.core import categorical
+from aodiff.core.insertion import first_masked
 from aodiff.core.schedules import Rise
 from aodiff.nn.flexmdm import Prediction
 from aodiff.sampling import counts as counts_lib
 from aodiff.sampling import policies
+from aodiff.sampling.growing import Growing, begin, holes, insert
 from aodiff.sampling.samples import Samples
 from aodiff.sampling.state import live, masked_positions, spend
 
@@ -66,6 +66,8 @@ class Inserter:
       rate: a key of `RATES`.
       window: (w, most): only the leftmost min(w k, most) masks are eligible where k are revealed;
         () are all.
+      block: only masks in the first block of so many positions that has one are eligible; 0: no
+        blocks.
       drain: calls after the last insertion that share out what is still masked; at least 1.
       stop: a row without masks ends when fewer tokens than this are expected to be missing; 0 is
         never.
@@ -80,6 +82,7 @@ class Inserter:
     count: str = "poisson"
     rate: str = "exact"
     window: tuple[float, int] | tuple[()] = ()
+    block: int = 0
     drain: int = 8
     stop: float = 1e-3
     grid: tuple[float, ...] = ()
@@ -104,8 +107,10 @@ class Inserter:
                 f"window {self.window} is not (masks for each that is revealed, most masks); use "
                 "() or two numbers of at least 1"
             )
-        if not self.stop >= 0:
-            raise ValueError(f"stop={self.stop} is not allowed; use 0 (never) or more")
+        for name, least in (("stop", "never"), ("block", "no blocks")):
+            if not getattr(self, name) >= 0:
+                value = getattr(self, name)
+                raise ValueError(f"{name}={value} is not allowed; use 0 ({least}) or more")
         grid = np.asarray(self.grid)
         if self.grid and not (
             len(grid) == self.steps + 1
@@ -125,87 +130,13 @@ class Inserter:
         return self.insertion.value(start), *chances
 
 
-@flax.struct.dataclass
-class Growing:
-    """Rows that grow: the fields of `state.State` that there are, and
-
-    open: (B, C) bool, slots after which masks may be inserted. born: (B, C) int32, the step that
-    inserted a slot; -1: it was given. full: (B,) int32 steps of insertion after which a row was at
-    its capacity. step: () int32.
-    """
-
-    tokens: jax.Array
-    length: jax.Array
-    fixed: jax.Array
-    open: jax.Array
-    when: jax.Array
-    born: jax.Array
-    logp: jax.Array
-    calls: jax.Array
-    widths: jax.Array
-    squares: jax.Array
-    full: jax.Array
-    done: jax.Array
-    step: jax.Array
-
-
-def begin(tokens: jax.Array, given: jax.Array, *, mask_id: int, anchor: int) -> Growing:
-    """Rows of an anchor and what is given, closed up; open wherever something was left out.
-
-    Args:
-      tokens: (B, n) int32; a given mask is one token that is to be revealed.
-      given: (B, n) bool; a run of positions that are not given, of any width, is a hole that takes
-        any number of tokens.
-    """
-    batch, n = tokens.shape
-    front = lambda x, fill: jnp.concatenate([jnp.full_like(x[:, :1], fill), x], axis=1)
-    keep = front(given, True)
-    hole_next = jnp.concatenate([~given, jnp.zeros_like(given[:, :1])], axis=1)
-    place = jnp.where(keep, jnp.cumsum(keep, axis=1) - 1, n + 1)
-    none, zero = jnp.full((batch, n + 1), -1, jnp.int32), jnp.zeros(batch, jnp.int32)
-    return Growing(
-        tokens=scatter(front(tokens, anchor), place, 0),
-        length=jnp.sum(keep, axis=1, dtype=jnp.int32),
-        fixed=scatter(front(tokens != mask_id, True), place, False),
-        open=scatter(hole_next, place, False),
-        when=none,
-        born=none,
-        logp=jnp.zeros((batch, n + 1), jnp.float32),
-        calls=zero,
-        widths=zero.astype(jnp.float32),
-        squares=zero.astype(jnp.float32),
-        full=zero,
-        done=zero > 0,
-        step=jnp.int32(0),
-    )
-
-
-def insert(state: Growing, counts: jax.Array, mask_id: int) -> Growing:
-    """Inserts counts (B, C) masks behind each slot; rows must have the room."""
-    capacity = state.tokens.shape[1]
-    at = jnp.arange(capacity)[None]
-    place = jnp.where(live(state), at + jnp.cumsum(counts, axis=1) - counts, capacity)
-    length = state.length + jnp.sum(counts, axis=1)
-    old = scatter(live(state), place, False)
-    exists = corruption.live(length, capacity)
-    moved = lambda x, fill: scatter(x, place, fill)
-    return state.replace(
-        tokens=jnp.where(exists & ~old, mask_id, moved(state.tokens, 0)),
-        length=length,
-        fixed=moved(state.fixed, False),
-        open=moved(state.open, True) & exists,
-        when=moved(state.when, -1),
-        born=jnp.where(exists & ~old, state.step, moved(state.born, -1)),
-        logp=moved(state.logp, 0.0),
-    )
-
-
 def sample(
     predict: Predict,
     keys: jax.Array,
     tokens: jax.Array,
     given: jax.Array,
     inserter: Inserter,
+    bounds: jax.Array | None = None,
     *,
     mask_id: int,
     anchor: int,
@@ -219,7 +150,7 @@ def sample(
     Args:
       predict: answers to partly written rows of n + 1 slots, the anchor first.
       keys: (B,) typed keys.
-      tokens, given: (B, n), see `begin`; given tokens are never changed.
+      tokens, given, bounds: (B, n) and (B, n, 2), see `begin`; given tokens are never changed.
       few: while no row has more masks, logits of that many slots are computed, else of all; it
         changes nothing but the time.
       temperature, top_p, top_k: of the tokens, see `categorical.shape`; temperature 0 is greedy.
@@ -239,12 +170,7 @@ def sample(
         left = jnp.sum(masked, axis=1, dtype=jnp.int32)
         number = _REVEALS[inserter.reveal](rng.fold(step_keys, _COUNT), masked, reveal_chance[i])
         number = jnp.where(inserting, number, -(-left // jnp.maximum(total - state.step, 1)))
-        eligible = masked
-        if inserter.window:
-            width, most = inserter.window
-            window = jnp.minimum(jnp.floor(width * number).astype(jnp.int32), int(most))
-            window = jnp.where(inserting, window, left)
-            eligible = masked & (jnp.cumsum(masked, axis=1) <= window[:, None])
+        eligible = jnp.where(inserting, among(masked, number, inserter), masked)
         answer = functools.partial(call, state, alpha, masked, eligible, number, step_keys)
         if few is None or few >= masked.shape[1]:
             revealed, gap, gap_logits = answer(masked.shape[1])
@@ -253,6 +179,9 @@ def sample(
             revealed, gap, gap_logits = jax.lax.cond(jnp.max(left) <= few, narrow, wide)
 
         open_ = state.open & live(state) & ~state.done[:, None]
+        bounded = holes(state)
+        if bounded is not None:
+            open_ &= bounded.left > 0
         mean = jnp.where(open_, jnp.exp(gap), 0.0)
         gaps = counts_lib.Gaps(
             keys=rng.fold(step_keys, _INSERT),
@@ -261,11 +190,15 @@ def sample(
             open=open_,
             chance=jnp.where(inserting, come_chance[i], 0.0),
             room=jnp.where(state.done, 0, state.tokens.shape[1] - state.length),
+            holes=bounded,
+            last=state.step == steps - 1,
         )
         state = spend(state.replace(**revealed), ~state.done)
         state = insert(state, counts_lib.draw(inserter.count, gaps), mask_id)
         rest = ~jnp.any(masked_positions(state, mask_id), axis=1)
         idle = (jnp.sum(mean, axis=1) < inserter.stop) | (state.step >= steps - 1)
+        if bounded is not None:
+            idle &= ~jnp.any(bounded.due > 0, axis=1) | (state.step >= steps - 1)
         return state.replace(
             full=state.full + (inserting & ~state.done & (state.length == state.tokens.shape[1])),
             done=state.done | (rest & idle),
@@ -294,7 +227,7 @@ def sample(
         )
         return revealed, out.gap, out.gap_logits
 
-    start = begin(tokens, given, mask_id=mask_id, anchor=anchor)
+    start = begin(tokens, given, bounds, mask_id=mask_id, anchor=anchor)
     end = jax.lax.while_loop(lambda s: ~jnp.all(s.done), one, start)
     exists = live(end)
     return Samples(
@@ -308,6 +241,21 @@ def sample(
         born=jnp.where(exists, end.born, -1)[:, 1:],
         full=end.full,
     )
+
+
+def among(masked: jax.Array, number: jax.Array, inserter: Inserter) -> jax.Array:
+    """Masks (B, C) bool of which `number` (B,) may be revealed, those of the block and window.
+
+    A block counts positions, a window counts masks (flexmdm.md 7.2).
+    """
+    if inserter.block:
+        block = (jnp.arange(masked.shape[1]) - 1) // inserter.block  # the anchor is in none
+        masked &= block[None] == block[jnp.argmax(masked, axis=1)][:, None]
+    if inserter.window:
+        width, most = inserter.window
+        window = jnp.minimum(jnp.floor(width * number).astype(jnp.int32), int(most))
+        masked &= jnp.cumsum(masked, axis=1) <= window[:, None]
+    return masked
 
 
 def _binomial(keys: jax.Array, masked: jax.Array, chance: jax.Array) -> jax.Array:
