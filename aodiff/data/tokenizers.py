@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from aodiff.data.info import DataError
+from aodiff.data.pieces import PythonTokenizer
 
 GPT2_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
@@ -296,6 +297,7 @@ KINDS = {
     "byte": lambda spec: ByteTokenizer(),
     "char27": lambda spec: Char27Tokenizer(),
     "symbols": SymbolsTokenizer,
+    "python": PythonTokenizer,
     "gpt2": GPT2Tokenizer,
     "hf": HFTokenizer,
     "sp": SentencePieceTokenizer,
@@ -308,8 +310,8 @@ def make_tokenizer(spec: str) -> Tokenizer:
     kind = spec.split(":", 1)[0]
     if kind not in KINDS:
         raise DataError(
-            f"unknown tokenizer {spec!r}; use byte, char27, symbols:ALPHABET, gpt2[:DIR], "
-            "hf:TOKENIZER.JSON or sp:MODEL (names of the Hugging Face hub are not resolved; save "
-            "tokenizer.json and pass hf:PATH)."
+            f"unknown tokenizer {spec!r}; use byte, char27, symbols:ALPHABET, python:1024, "
+            "gpt2[:DIR], hf:TOKENIZER.JSON or sp:MODEL (names of the Hugging Face hub are not "
+            "resolved; save tokenizer.json and pass hf:PATH)."
         )
     return KINDS[kind](spec)

@@ -28,9 +28,10 @@ def measure(trained: Trained) -> dict[str, float]:
 
     parses: share that are Python, parses_se: its standard error. mean_length, unigram_entropy in
     bits: "..._data" are those of rows of `eval.split`; length_w1: distance of lengths from these,
-    in tokens. cbc, rub, rub_plus, obw: of the `programs` samples that parse and have statements
-    that hold several, over these (any_order.py); "..._left_to_right" and "..._random" are those of
-    the same programs in such orders.
+    in tokens. cbc, rub, rub_plus, obw: of the samples, or the most lines of them that are Python,
+    which have statements that hold several, `programs` in number, over these statements
+    (any_order.py); "..._left_to_right" and "..._random" are those of the same programs in such
+    orders.
     line_exact, line_parses: for models whose rows grow, of functions of which one line, of unknown
     length, was written anew: shares that are as they were, and that are Python.
 
@@ -99,15 +100,17 @@ def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def orders(info: DataInfo, rows: list[np.ndarray], steps: np.ndarray) -> dict[str, float]:
-    """Mean any-order scores of the rows that parse, and of their null orders."""
+    """Mean any-order scores of the programs in rows, and of their null orders."""
     found = {}
     for row, step in zip(rows, steps, strict=True):
-        text = info.text(row)
-        if not text.strip() or not parses(text):
+        part = any_order.program(text := info.text(row))
+        if part is None:
             continue
+        start, source = part
         ends = [len(info.text(row[: i + 1])) for i in range(len(row))]
         characters = any_order.character_steps(np.diff([0, *ends]), step[: len(row)])
-        tree = any_order.tree(text)
+        tree = any_order.tree(source)
+        characters = characters[start : start + len(source)]
         kinds = {"": any_order.scores(tree, tree.steps(characters))}
         kinds |= {f"_{name}": value for name, value in any_order.nulls(tree).items()}
         for kind, scores in kinds.items():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aodiff.data import tokenizers
+from aodiff.data import pieces, tokenizers
 from aodiff.data.info import DataError
 from aodiff.data.tokenizers import make_tokenizer
 
@@ -107,3 +107,28 @@ def test_gpt2_ids():
     assert len(literal) == 8 and tokenizer.eos not in literal
     text = "na\u00efve \U0001f600\n\n  x"
     assert tokenizer.decode(np.append(tokenizer.encode(text), 50256)) == text
+
+
+def test_python_in_pieces_is_lossless_and_whole_words_are_one_id():
+    tokenizer = make_tokenizer("python:600")
+    text = "def f(self, x):\n    return zyx + 'é'\t\n\n"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text and ids.max() < tokenizer.eos == 856
+    assert tokenizer.vocab_size == 857 and tokenizer.decode(np.array([856])) == ""
+    assert len(tokenizer.encode("\n    return")) == 2  # a line break with its blanks, a word
+    assert tokenizer.encode(" zyx").tolist() == list(b" zyx")  # no piece of the library's
+    assert len(set(tokenizer.pieces)) == 600
+
+
+def test_python_pieces_are_those_of_the_most_modules():
+    few, more = (make_tokenizer(f"python:{n}") for n in (50, 600))
+    assert more.pieces[:50] == few.pieces and few.fingerprint != more.fingerprint
+    in_modules = [pieces.counts()[p] for p in more.pieces]
+    assert in_modules == sorted(in_modules, reverse=True)
+    assert max(pieces.counts().values()) == in_modules[0]
+
+
+@pytest.mark.parametrize("spec", ["python", "python:0", "python:x", "python:99999"])
+def test_a_number_of_python_pieces_is_asked_for(spec):
+    with pytest.raises(DataError, match="from 1 to 50000, such as python:1024"):
+        make_tokenizer(spec)
