@@ -215,3 +215,32 @@ def test_a_row_without_its_fields_is_one_sentence(tmp_path):
         code.read_humaneval(path)
     with pytest.raises(DataError, match="line 1 has no 'code', 'test_list'"):
         code.read_mbpp(path)
+
+
+def test_further_tests_of_both_forms(tmp_path):
+    rows = [
+        {"task_id": f"T/{i}", "entry_point": "f", "prompt": "def f(x):\n", "test": "check = print"}
+        | {"canonical_solution": "    return [x / 3]\n"}
+        for i in range(3)
+    ]
+    base, more = tmp_path / "base.jsonl", tmp_path / "more.jsonl"
+    write = lambda path, rows: path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(base, rows)
+    stricter = rows[1] | {"test": "def check(f):\n    assert f(6) == [2]"}
+    inputs = {k: v for k, v in rows[2].items() if k != "test"} | {"plus_input": [[3], [4]]}
+    write(more, [rows[0], stricter, inputs | {"atol": 1e-3}])
+    close = {k: "    return [round(x / 3, 5)]\n" for k in ("T/0", "T/1", "T/2")}
+    wrong = dict.fromkeys(close, "    return [1.0]\n")
+    ok = lambda answers, *paths: [
+        v.ok for v in code.read_humaneval(base, *paths).judge(answers.items())
+    ]
+    assert ok(wrong) == [True] * 3
+    assert ok(wrong, more) == [True, False, False] and ok(close, more) == [True] * 3
+    write(more, [rows[0], stricter, inputs])
+    assert ok(close, more) == [True, True, False]  # no tolerance
+    write(more, rows[:2])
+    with pytest.raises(DataError, match="more.jsonl has no tests of T/2"):
+        code.read_humaneval(base, more)
+    write(more, [rows[0], {"task_id": "T/1", "entry_point": "f"}])
+    with pytest.raises(DataError, match="line 2 has neither 'test' nor 'plus_input'"):
+        code.read_humaneval(base, more)
