@@ -15,6 +15,21 @@ from aodiff.methods.base import Method, Samples
 from aodiff.partitioning import shard
 
 
+def make_draw(method: Method, config, mesh: Mesh, max_given: int) -> jax.stages.Wrapped:
+    """The jitted fn(params, extra, ids (B,), tokens (B, L), given (B, L)) -> Samples.
+
+    Call or lower it with `mesh` set.
+    """
+    sampler = method.sampler(config, max_given)
+
+    def draw(params, extra, ids, tokens, given) -> Samples:
+        keys = rng.example_keys(rng.stream(config.seed, rng.SAMPLE), shard(ids, "batch"))
+        tokens, given = (shard(x, "batch", None) for x in (tokens, given))
+        return sampler(params, extra, keys, tokens, given)
+
+    return jax.jit(draw, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
 def draw_rows(
     method: Method,
     params,
@@ -38,14 +53,7 @@ def draw_rows(
     """
     num, batch = len(tokens), config.sample.batch
     tokens, given = info.hidden(tokens.astype(np.int32)), info.hidden(given)
-    sampler = method.sampler(config, int(given.sum(axis=1).max(initial=0)))
-
-    def draw(params, extra, ids, tokens, given) -> Samples:
-        keys = rng.example_keys(rng.stream(config.seed, rng.SAMPLE), shard(ids, "batch"))
-        tokens, given = (shard(x, "batch", None) for x in (tokens, given))
-        return sampler(params, extra, keys, tokens, given)
-
-    fn = jax.jit(draw, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    fn = make_draw(method, config, mesh, int(given.sum(axis=1).max(initial=0)))
     parts = []
     for start in range(0, num, batch):
         ids = np.arange(start, start + batch, dtype=np.int32)

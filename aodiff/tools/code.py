@@ -5,14 +5,21 @@ python -m aodiff.evals.code --hostile                           # is what attack
 """
 
 import argparse
+import hashlib
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from aodiff.data import DataError
-from aodiff.evals import code, hostile, sandbox
-from aodiff.evals.problems import EvalSet
-from aodiff.tools.score import references
+from aodiff.evals import code, hostile, problems, sandbox
+from aodiff.evals.problems import EvalSet, Verdict
+from aodiff.main import SENTENCES
+from aodiff.tools import code_samples
+from aodiff.tools.code_samples import Ask
+from aodiff.tools.runs import open_run
+from aodiff.tools.score import Answer, chosen, judged, references, report, shares
+from aodiff.writers import replace_text
 
 # Under `code/` of the data.
 FILES = {
@@ -55,6 +62,61 @@ def check_hostile() -> bool:
     return not any(outcome.problem for outcome in outcomes)
 
 
+def asked(among: EvalSet, kept: EvalSet, n: int) -> list[Ask]:
+    """`n` samples of each problem of `kept`, numbered as in `among`, sample by sample."""
+    numbers = {key: i for i, key in enumerate(among.problems)}
+    return [Ask(numbers[key], key, sample) for sample in range(n) for key in kept.problems]
+
+
+def check_run(args: argparse.Namespace) -> str:
+    """Draws and judges the answers of a run; returns a report, and writes it as JSON.
+
+    Raises:
+      DataError, ConfigError, CheckpointError, ValueError: what of the arguments does not fit.
+    """
+    if args.n < 1 or not all(1 <= k <= args.n for k in args.k or [1]):
+        raise DataError(f"--k={args.k} and --n={args.n} do not fit; k is from 1 to n, the samples")
+    file, among = read(args.task, args.data, args.further)
+    kept = chosen(among, args.ids)
+    run = open_run(args.run, "--run", args.sample)
+    where = code_samples.places(run, among, args.room)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    path = args.run / "code" / f"{args.task}-{run.step}.jsonl"
+    asks = asked(among, kept, args.n)
+    settings = code_samples.settings(run, args.task, digest, args.room)
+    texts = code_samples.generate(
+        code_samples.drawing(run, where), asks, path, settings, run.setup.config.sample.batch
+    )
+    if not args.allow_code_execution:
+        return (
+            f"{len(texts)} answers are in {path}; add --allow_code_execution to have their "
+            "programs run in the sandbox and judged."
+        )
+    answers = [Answer(ask.id, text) for ask, text in zip(asks, texts, strict=True)]
+    more = hashlib.sha256(args.further.read_bytes()).hexdigest() if args.further else ""
+    salt = f"{args.task} {digest} {more}"
+    verdicts = judged(kept, answers, salt, path.with_suffix(".scored.jsonl"))
+    ks = args.k or sorted({1, args.n})
+    cut = sum(where[key].cut for key in kept.problems)
+    found = {"problems": len(kept.problems), "prompts_cut": cut, "n": args.n} | settings
+    found |= scores(answers, verdicts, ks)
+    end = "-further" if args.further else ""
+    replace_text(path.with_name(f"{path.stem}{end}-results.json"), json.dumps(found, indent=1))
+    head = f"{args.run} at step {run.step}, {args.n} samples a problem, {cut} prompts cut\n"
+    return head + report(kept, answers, verdicts, ks)
+
+
+def scores(
+    answers: list[Answer], verdicts: list[Verdict], ks: list[int]
+) -> dict[str, dict[str, list[float]]]:
+    """[pass@k, standard error] of the strict reading and of any of all."""
+    kinds = {name: shares(answers, verdicts, name == "strict") for name in ("strict", "any")}
+    return {
+        name: {f"pass@{k}": list(problems.pass_at(right, k)) for k in ks}
+        for name, right in kinds.items()
+    }
+
+
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -65,6 +127,15 @@ def arguments() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--references", action="store_true", help="run all reference answers")
     what.add_argument("--hostile", action="store_true", help="run programs that attack the sandbox")
+    what.add_argument("--run", type=Path, help="the workdir of a trained run that is to answer")
+    parser.add_argument("--task", choices=FILES, default="humaneval", help="what it is asked")
+    parser.add_argument("--n", type=int, default=1, help="samples of each problem")
+    parser.add_argument("--k", type=lambda text: [int(k) for k in text.split(",")], default=[])
+    parser.add_argument("--ids", default="", help="first-last: those whose numbers are in between")
+    parser.add_argument("--room", type=int, default=0, help="tokens for an answer; 0: half a row")
+    parser.add_argument("--sample", action="append", default=[], help="key=value of its config")
+    parser.add_argument("--further", type=Path, help="more tests of HumanEval, as of HumanEval+")
+    parser.add_argument("--allow_code_execution", action="store_true")
     parser.add_argument("--data", type=Path, default=Path("shared/data"), help="their folder")
     return parser
 
@@ -74,6 +145,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         if args.hostile:
             sys.exit(0 if check_hostile() else 1)
-        check_references(args.data)
-    except (DataError, sandbox.SandboxError, ValueError, OSError) as error:
+        if args.run:
+            print(check_run(args))
+        else:
+            check_references(args.data)
+    except (*SENTENCES, sandbox.SandboxError, ValueError, OSError) as error:
         sys.exit(" ".join(str(error).split()))
