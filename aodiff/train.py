@@ -59,20 +59,26 @@ class Setup:
         return NamedSharding(self.mesh, PartitionSpec())
 
 
-def set_up(config, method: Method | None = None, mesh: Mesh | None = None) -> Setup:
+def set_up(
+    config,
+    method: Method | None = None,
+    mesh: Mesh | None = None,
+    info: data.DataInfo | None = None,
+) -> Setup:
     """Finalizes the config and builds mesh, method, optimizer and abstract state.
 
     Args:
       config: the config.
       method: replaces the one the config names.
       mesh: replaces `config.mesh` over the attached devices (the compile check describes its own).
+      info: replaces what `config.data` says, which may need files.
     """
     config = config_lib.finalize(config)
     mesh = partitioning.make_mesh(**config.mesh) if mesh is None else mesh
     if isinstance(mesh, Mesh):  # an abstract one has no devices
         check_platform(config.model.attention, mesh.devices.flat[0].platform)
     config_lib.check_batches(config, mesh.shape["data"] * mesh.shape["fsdp"])
-    info = data.describe(config.data)
+    info = data.describe(config.data) if info is None else info
     evals.check(config, info)
     method = method or methods.build(config, info)
     evals.check_decoders(config, method)

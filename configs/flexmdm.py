@@ -16,7 +16,10 @@ any number of tokens.
 | infill | a hole of unknown length in such a string, against a canvas that guesses it | 1 CPU core, 9 min | see below | run |
 | maze, wins | paths through a maze by way of 2 to 5 subgoals, which stand in place or in a prompt | 1 CPU core, 8 min | see below | run |
 | maze_41 | the same in a maze of 41 x 41 cells by way of 2 to 12 | 1 accelerator | | not run |
-| owt_175m | OpenWebText, GPT-2 tokens, up to 1023 | 16 chips | | not run |
+| owt_175m | OpenWebText, GPT-2 tokens, up to 1023 | 16 chips of 16 GB: 6.9 GiB each, 56 TFLOP a step | | compiled, not run |
+| dreamcoder_7b | Dream-Coder-7B taught to insert, instructions in Python up to 767 tokens | 64 chips of 96 GB | | not run |
+| llada_8b | LLaDA-8B-Base taught to insert, text up to 1023 tokens, all weights and no LoRA | 64 chips of 96 GB | | not run |
+| dreamcoder_7b_smoke | the same parts, tiny and without its weights, functions of Python | 1 CPU core, 1 min | | not run |
 | smoke | balanced brackets of length 2 to 16, tiny model | 1 CPU core, 1 min | runs | run |
 
 Likelihoods of rows count their ends. bracket, 1024 strings, entropy 3.253 nats a string: at most
@@ -51,6 +54,7 @@ reads them in a prompt, and may also be told their places in another path with a
 """
 
 from aodiff.config import ConfigError, base
+from aodiff.pretrained import DREAM, LLADA
 
 FLEX = {"eval.orders": ("own",), "eval.num_orders": 64, "sample.order": "own"}
 ARMS = {"compare": {"mdm": "mdm", "ar": "l2r"}}  # on a canvas, with equal optimiser and steps
@@ -116,6 +120,37 @@ MAZE = {
     "eval.steps": (64, 256),
     "sample.count": "thin",
 }
+# A published model that learns to insert. It is told the time, as its authors do.
+RETROFIT = FLEX | {
+    "method.name": "flexmdm_retrofit",
+    "method.condition": "time",
+    "model.remat": "full",
+    "optim.lr_floor": 0.0,
+    "optim.weight_decay": 0.01,
+    "eval.batch": 64,
+    "sample.batch": 64,
+    "sample.crop": False,
+    "checkpoint.every": 500,
+    "log.every": 10,
+}
+DREAMCODER = (
+    DREAM
+    | RETROFIT
+    | {
+        "checkpoint.needs": "the weights of Dream-Coder-7B (Dream-org/Dream-Coder-v0-Base-7B, "
+        "15.2 GB)",
+        "data.name": "opencoder_python",
+        "data.tokenizer": "hf:dreamcoder/tokenizer.json",
+        "data.seq_len": 767,
+        "model.anchor_id": 151665,
+        "optim.lr": 1e-5,
+        "optim.warmup_steps": 7500,
+        "train.global_batch": 576,
+        "train.num_steps": 75_000,
+        "sample.order": "confidence",
+        "sample.steps": 512,
+    }
+)
 PRESETS = {
     "": FLEX
     | ARMS
@@ -181,12 +216,58 @@ PRESETS = {
         "optim.b2": 0.999,
         "optim.ema_decay": 0.9999,
         "train.global_batch": 1024,
+        "train.microbatches": 4,
         "train.num_steps": 500_000,
         "eval.num_orders": 16,
         "checkpoint.every": 1000,
         "log.every": 100,
+        "sample.batch": 16,
         "sample.steps": 1024,
         "sample.buckets": (128, 256, 512, 768),
+    },
+    "dreamcoder_7b": DREAMCODER,
+    "llada_8b": LLADA
+    | RETROFIT
+    | {
+        "checkpoint.needs": "the weights of LLaDA-8B-Base (GSAI-ML/LLaDA-8B-Base, 16.0 GB)",
+        "data.name": "openwebtext",
+        "data.seq_len": 1023,
+        "method.insertion": "geometric(10,0.01)",
+        "method.unmasking": "linear",
+        "model.anchor_id": 126080,
+        "model.modulators": 4,
+        "optim.lr": 1e-5,
+        "optim.warmup_steps": 10_000,
+        "train.global_batch": 64,
+        "train.num_steps": 200_000,
+        "sample.insertion": "linear",
+        "sample.unmasking": "linear",
+        "sample.order": "margin",
+        "sample.steps": 256,
+    },
+    "dreamcoder_7b_smoke": DREAMCODER
+    | {
+        "checkpoint.needs": "",
+        "checkpoint.every": 10,
+        "data.name": "python_functions",
+        "data.tokenizer": "byte",
+        "data.seq_len": 63,
+        "data.eval_rows": 64,
+        "model.num_layers": 2,
+        "model.width": 128,
+        "model.num_heads": 4,
+        "model.num_kv_heads": 2,
+        "model.mlp_dim": 256,
+        "model.dtype": "float32",
+        "model.mask_id": 257,
+        "model.anchor_id": 258,
+        "model.table_size": 384,
+        "optim.lr": 1e-3,
+        "optim.warmup_steps": 10,
+        "train.global_batch": 16,
+        "train.num_steps": 20,
+        "eval.num_orders": 2,
+        "sample.steps": 16,
     },
     "smoke": SMALL
     | {
@@ -211,6 +292,6 @@ def get_config(preset: str = ""):
     """The config of one preset; see the table above."""
     if preset not in PRESETS:
         raise ConfigError(f'preset "{preset}" is unknown; choose one of {sorted(PRESETS)[1:]}')
-    config = base("flexmdm")
+    config = base(PRESETS[preset].get("method.name", "flexmdm"))
     config.update_from_flattened_dict(PRESETS[preset])
     return config

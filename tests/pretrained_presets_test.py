@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from aodiff import methods
 from aodiff.config import ConfigError, finalize
 from aodiff.data import DataInfo
 from aodiff.methods.mdm_model import build_model
@@ -27,9 +28,9 @@ def presets(name):
 WEIGHTS = (*PARAMETERS, "carve_release")
 NAMES = [
     (file, name)
-    for file in ("mdm", "carve")
+    for file in ("mdm", "carve", "flexmdm")
     for name in presets(file).PRESETS
-    if name.startswith(WEIGHTS)
+    if name.startswith(WEIGHTS) and not name.endswith("smoke")
 ]
 
 
@@ -51,6 +52,10 @@ def test_the_command_line_says_so_too(command):
     assert "GSAI-ML/LLaDA-8B-Instruct" in says
 
 
+def count(shapes):
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
 @pytest.mark.parametrize("name", ["llada_8b_gsm8k", "dream_7b_humaneval", "mdlm_owt"])
 def test_it_has_the_published_number_of_parameters(name):
     config = presets("mdm").get_config(name)
@@ -58,7 +63,19 @@ def test_it_has_the_published_number_of_parameters(name):
     model = build_model(config, info)
     tokens = jnp.zeros((1, config.data.seq_len), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)
-    total = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
-    assert total == PARAMETERS[name.split("_")[0]]
+    assert count(shapes) == PARAMETERS[name.split("_")[0]]
     out = jax.eval_shape(model.apply, shapes, tokens)
     assert out.shape == (1, config.data.seq_len, config.model.table_size)
+
+
+@pytest.mark.parametrize(("name", "added"), [("dreamcoder_7b", 835.2), ("llada_8b", 285.3)])
+def test_insertion_adds_the_published_number_of_parameters(name, added):
+    """flexmdm.md 4.2 and 4.3, in millions: modulators, time MLP and length head."""
+    config = presets("flexmdm").get_config(name)
+    config.checkpoint.init_from = "imported"
+    config = finalize(config)
+    info = DataInfo("text", config.data.seq_len, config.model.mask_id, "token")
+    params = jax.eval_shape(methods.build(config, info).init, jax.random.key(0))["params"]
+    base = count(params.pop("base"))
+    assert base == PARAMETERS["llada" if name == "llada_8b" else "dream"]
+    assert abs(count(params) / 1e6 - added) < 0.1

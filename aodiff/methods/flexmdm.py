@@ -118,7 +118,8 @@ class FlexMDMMethod:
 
     def init(self, key: jax.Array) -> Params:
         one = jnp.ones(1, jnp.int32)
-        return self.model.init(key, jnp.zeros((1, 8), jnp.int32), one, one.astype(jnp.float32))
+        tokens = jnp.zeros((1, min(8, self.seq_len + 1)), jnp.int32)
+        return self.model.init(key, tokens, one, one.astype(jnp.float32))
 
     def init_extra(self) -> dict:
         return {}

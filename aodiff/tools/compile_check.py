@@ -1,9 +1,10 @@
-"""Does the training step fit? Compiles it for a TPU slice that is not attached, on a CPU.
+"""Does the training step or the sampler fit? Compiles it for a TPU slice that is not attached.
 
   python -m aodiff.tools.compile_check --config=configs/aogpt.py:owt_small --topology=v5e:4x4
+  python -m aodiff.tools.compile_check --config=... --topology=v5e:2x4 --program=sample
 
-Exit code 0: it compiles, fits, and no tensor had to be replicated involuntarily. Needs the extra
-`tpu`.
+Exit code 0: it compiles, fits, and no tensor had to be replicated involuntarily. Weights and
+tokenizers of published models need not be there. Runs on a CPU and needs the extra `tpu`.
 """
 
 import os
@@ -23,15 +24,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from absl import app, flags
 
-from aodiff import accounting, steps
+from aodiff import accounting, data, partitioning, steps
+from aodiff import config as config_lib
+from aodiff.generate import make_draw
 from aodiff.main import SENTENCES, parse
 from aodiff.tools import hlo, topologies
 from aodiff.train import Setup, set_up
 
 _TOPOLOGY = flags.DEFINE_string("topology", None, "a slice, such as v5e:4x4 or v6e-16")
 _NUM_SLICES = flags.DEFINE_integer("num_slices", 1, "equal slices, joined over mesh.data")
+_PROGRAM = flags.DEFINE_enum("program", "train", ("train", "sample"), "what to compile")
 _MFU = flags.DEFINE_float("mfu", 0.4, "assumed share of the peak rate, for the roofline time")
 _JSON = flags.DEFINE_bool("json", False, "print one JSON object instead of the table")
 
@@ -42,6 +47,7 @@ GIB = 2**30
 class Report:
     """What one compilation says. Bytes are per device unless the name says otherwise."""
 
+    program: str
     topology: str
     devices: int
     mesh: dict[str, int]
@@ -54,7 +60,7 @@ class Report:
     optimizer_bytes: int
     total_state_bytes: int  # over all devices, each element once
     compile_seconds: float
-    flops_per_device: float  # analytic, per step: three times the forward
+    flops_per_device: float  # analytic: three forwards of a step, or one of a sampler's whole rows
     assumed_mfu: float
     roofline_seconds: float
     argument_bytes: int | None = None
@@ -66,8 +72,10 @@ class Report:
     rematerializations: list[str] = dataclasses.field(default_factory=list)
 
 
-def check(config, topology: str, num_slices: int = 1, mfu: float = 0.4) -> Report:
-    """Compiles the training step of `config` for `num_slices` slices of `topology`.
+def check(
+    config, topology: str, num_slices: int = 1, mfu: float = 0.4, program: str = "train"
+) -> Report:
+    """Compiles the training step or the sampler of `config` for `num_slices` of `topology`.
 
     Raises:
       ConfigError: a bad config or topology, or libtpu is absent.
@@ -76,21 +84,22 @@ def check(config, topology: str, num_slices: int = 1, mfu: float = 0.4) -> Repor
     with captured_stderr():  # libtpu complains that this machine is no TPU VM
         described = topologies.devices(slice_, num_slices)
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.model)
-    setup = set_up(config, mesh=topologies.make_mesh(described, sizes, num_slices))
+    mesh = topologies.make_mesh(described, sizes, num_slices)
+    config, info = without_files(config)
+    setup = set_up(config, mesh=mesh, info=info)
     c, state = setup.config, setup.abstract
-    train_step = steps.make_train_step(
-        setup.method, setup.tx, c.train.microbatches, c.optim.ema_decay
-    )
-    spec = setup.method.batch_spec(c.train.global_batch)
-    tokens = c.train.global_batch * setup.info.seq_len
-    flops = 3.0 * setup.method.flops_per_token() * tokens / len(described)
+    if program == "sample":
+        state = state.replace(ema_params=None, opt_state=())
+    rows = c.train.global_batch if program == "train" else c.sample.batch
+    forwards = {"train": 3.0, "sample": 1.0}[program] * rows * setup.info.seq_len
+    flops = forwards * setup.method.flops_per_token() / len(described)
     hbm = int(slice_.spec.hbm_gib * GIB)
 
     begin = time.perf_counter()
     memory, collectives, failure = None, {}, None
     with captured_stderr() as messages:
         try:
-            compiled = steps.compile_train_step(train_step, state, spec, setup.mesh)
+            compiled = _LOWER[program](setup).compile()
         except jax.errors.JaxRuntimeError as error:
             failure = hlo.out_of_memory(str(error))
             if failure is None:
@@ -105,13 +114,14 @@ def check(config, topology: str, num_slices: int = 1, mfu: float = 0.4) -> Repor
             failure = hlo.OutOfMemory(f"{needed:.2f}G", f"{slice_.spec.hbm_gib}G")
     reason = ""
     if failure is not None:
-        reason = _does_not_fit(setup, slice_.name, failure)
+        reason = _does_not_fit(setup, program, slice_.name, failure)
     elif rematerialized:
         reason = (
             f"It fits, but XLA replicates {len(rematerialized)} tensors whole to reshard them "
             f"(first: {rematerialized[0]}); constrain them with aodiff.partitioning.shard."
         )
     return Report(
+        program=program,
         topology=slice_.name if num_slices == 1 else f"{num_slices} x {slice_.name}",
         devices=len(described),
         mesh=dict(setup.mesh.shape),
@@ -133,6 +143,44 @@ def check(config, topology: str, num_slices: int = 1, mfu: float = 0.4) -> Repor
     )
 
 
+def without_files(config) -> tuple[Any, data.DataInfo | None]:
+    """A config that begins with published weights as one that begins with none, and its data.
+
+    Their tokenizer stays closed: of the data, shapes matter, and that texts end. Any other config
+    as it is, and None.
+    """
+    if not config.checkpoint.needs or config.checkpoint.init_from is not None:
+        return config, None
+    c = config_lib.editable(config)
+    c.checkpoint.needs, c.data.tokenizer = "", "byte"
+    return c, dataclasses.replace(data.describe(c.data), vocab_size=c.model.mask_id)
+
+
+def _lower_train(setup: Setup) -> jax.stages.Lowered:
+    c = setup.config
+    step = steps.make_train_step(setup.method, setup.tx, c.train.microbatches, c.optim.ema_decay)
+    spec = setup.method.batch_spec(c.train.global_batch)
+    return steps.lower_train_step(step, setup.abstract, spec, setup.mesh)
+
+
+def _lower_sample(setup: Setup) -> jax.stages.Lowered:
+    """A call that writes `sample.batch` rows from nothing."""
+    rows, place = setup.config.sample.batch, partitioning.batch_sharding(setup.mesh)
+    array = lambda dtype, *size: jax.ShapeDtypeStruct((rows, *size), dtype, sharding=place)
+    n = setup.info.seq_len
+    with jax.set_mesh(setup.mesh):
+        return make_draw(setup.method, setup.config, setup.mesh, 0).lower(
+            setup.abstract.params,
+            setup.abstract.extra,
+            array(jnp.int32),
+            array(jnp.int32, n),
+            array(bool, n),
+        )
+
+
+_LOWER = {"train": _lower_train, "sample": _lower_sample}
+
+
 def device_bytes(tree: Any) -> int:
     """Bytes of one device's shards of a tree of sharded shapes."""
     return sum(
@@ -151,9 +199,16 @@ def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
     }
 
 
-def _does_not_fit(setup: Setup, name: str, failure: hlo.OutOfMemory) -> str:
-    """One sentence with three remedies in order: microbatch, remat, mesh."""
+def _does_not_fit(setup: Setup, program: str, name: str, failure: hlo.OutOfMemory) -> str:
+    """One sentence with remedies in order: microbatch, remat, mesh."""
     c, mesh = setup.config, setup.mesh.shape
+    wider = f"a larger slice, or --config.mesh.model={2 * mesh['model']}"
+    if program == "sample":
+        return (
+            f"The sampler needs {failure.needed} of memory but one {name} device has "
+            f"{failure.available}; try (1) a --config.sample.batch below {c.sample.batch}, "
+            f"(2) {wider}."
+        )
     rows = c.train.global_batch // c.train.microbatches // (mesh["data"] * mesh["fsdp"])
     if rows > 1:
         enough = max(2.0, failure.ratio)
@@ -163,7 +218,6 @@ def _does_not_fit(setup: Setup, name: str, failure: hlo.OutOfMemory) -> str:
         microbatch = "a smaller --config.data.seq_len (a device holds one row already)"
     remat = {"none": "dots, then full", "dots": "full"}.get(c.model.remat)
     remat = f"--config.model.remat={remat}" if remat else "a smaller model (remat is full already)"
-    wider = f"a larger slice, or --config.mesh.model={2 * mesh['model']}"
     return (
         f"The training step needs {failure.needed} of memory but one {name} device has "
         f"{failure.available}; try (1) {microbatch}, (2) {remat}, (3) {wider}."
@@ -186,6 +240,9 @@ def captured_stderr() -> Iterator[Any]:
             os.close(saved)
             file.seek(0)
             text.append(file.read().decode(errors="replace"))
+
+
+_PER = {"train": "step (analytic, forward x 3)", "sample": "call on whole rows (analytic)"}
 
 
 def table(r: Report) -> str:
@@ -221,7 +278,7 @@ def table(r: Report) -> str:
         lines += [f"  {op}" for op in r.rematerializations]
     lines += [
         f"compiled in {r.compile_seconds:.1f} s",
-        f"{r.flops_per_device / 1e12:.2f} TFLOP per device and step (analytic, forward x 3); "
+        f"{r.flops_per_device / 1e12:.2f} TFLOP per device and {_PER[r.program]}; "
         f"{r.roofline_seconds:.3f} s at an ASSUMED MFU of {r.assumed_mfu:.0%}",
         r.reason or "It fits.",
     ]
@@ -231,7 +288,8 @@ def table(r: Report) -> str:
 def main(argv: list[str]) -> None:
     del argv
     try:
-        report = check(flags.FLAGS.config, _TOPOLOGY.value, _NUM_SLICES.value, _MFU.value)
+        slices, mfu, program = _NUM_SLICES.value, _MFU.value, _PROGRAM.value
+        report = check(flags.FLAGS.config, _TOPOLOGY.value, slices, mfu, program)
     except SENTENCES as error:
         sys.exit(f"{error}")
     print(json.dumps(dataclasses.asdict(report), indent=1) if _JSON.value else table(report))

@@ -12,6 +12,7 @@ from absl import flags
 from aodiff import checkpoint
 from aodiff.checkpoint import CheckpointError, Checkpoints
 from aodiff.config import ConfigError, base
+from aodiff.state import init_state
 from aodiff.tools import export_torch, import_torch
 from aodiff.tools.safetensors import open_tensors
 from aodiff.train import restore, set_up
@@ -66,6 +67,43 @@ def test_an_imported_model_has_the_published_logits(tmp_path, name):
     assert np.all(np.asarray(found)[:, mask:] <= -1e9)
     assert np.abs(np.asarray(found)[:, :mask] - want[:, :mask]).max() < 2e-5
     assert want.std() > 0.3 and not np.allclose(want[0], want[2], atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["dream", "llada"])
+def test_a_run_that_adds_insertion_begins_with_the_imported_model(tmp_path, name):
+    arrays = published.weights(published.SHAPES[name])
+    source = written(tmp_path / "source", arrays)
+    config = inserting(name)
+    import_torch.import_weights(config, source, tmp_path / "run")
+    config.checkpoint.init_from = str(tmp_path / "run")
+    setup = set_up(config)
+    fresh = lambda: init_state(setup.method, setup.tx, False, setup.abstract, 0)
+    own = Checkpoints(tmp_path / "new")
+    state, _ = checkpoint.start_up(own, setup.config, setup.abstract, {}, fresh)
+    params, tokens = jax.device_get(state.params), np.random.default_rng(0).integers(0, 48, 7)
+    tokens[[0, 2, 4]] = 48, *[published.MODELS[name]["mask_id"]] * 2
+    want = published.forward(name, arrays, tokens)
+    apply = jax.jit(setup.method.model.apply)
+    for time in (0.0, 0.6):
+        ids = jnp.asarray(tokens, jnp.int32)[None]
+        out = apply(params, ids, jnp.array([7]), jnp.array([time], jnp.float32))
+        assert np.abs(np.asarray(out.logits)[0, :, :48] - want[:, :48]).max() < 2e-5
+        np.testing.assert_allclose(np.exp(out.gap), 0.37, atol=0.02)
+    config.model.width = 64
+    with pytest.raises(ConfigError, match=r"model.width"):
+        checkpoint.start_up(own, config, setup.abstract, {}, fresh)
+
+
+def inserting(name):
+    """`settings` of a model to which insertion is added, 48 ids, then the anchor and the mask."""
+    config, model = base("flexmdm_retrofit"), published.MODEL | published.MODELS[name]
+    config.data.update(name="chain", seq_len=published.LENGTH - 1, vocab=48)
+    config.model.update(model, anchor_id=48)
+    config.optim.ema_decay = 0.0
+    changes = {"eval.params": "raw", "sample.params": "raw", "eval.orders": ("own",)}
+    config.update_from_flattened_dict(changes)
+    config.mesh.update(data=1, fsdp=4, model=2)
+    return config
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
