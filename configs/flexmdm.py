@@ -10,8 +10,8 @@ any number of tokens.
 
 | preset | what | hardware, time | expected | status |
 | --- | --- | --- | --- | --- |
-| (none) | functions of Python's standard library, bytes, up to 127 | 2 CPU cores | | not run |
-| bracket | balanced brackets of length 2 to 16 | 1 CPU core, 15 min | see below | run |
+| (none) | functions of Python's standard library, up to 63 words and signs | 2 CPU cores, 10 min | see below | run |
+| bracket | balanced brackets of length 2 to 16 | 1 CPU core, 30 min | see below | run |
 | bracket_64 | balanced brackets of length 4 to 64 | 1 accelerator | | not run |
 | infill | a hole of unknown length in such a string, against a canvas that guesses it | 1 CPU core, 9 min | see below | run |
 | maze, wins | paths through a maze by way of 2 to 5 subgoals, which stand in place or in a prompt | 1 CPU core, 8 min | see below | run |
@@ -156,7 +156,8 @@ PRESETS = {
     | ARMS
     | {
         "data.name": "python_functions",
-        "data.seq_len": 127,
+        "data.tokenizer": "python:1024",
+        "data.seq_len": 63,
         "model.num_layers": 3,
         "model.width": 128,
         "model.kernel_std": 0.08,
@@ -164,12 +165,12 @@ PRESETS = {
         "optim.lr_floor": 2e-4,
         "optim.ema_decay": 0.995,
         "train.global_batch": 32,
-        "train.num_steps": 1500,
+        "train.num_steps": 2000,
         "eval.num_orders": 8,
         "eval.measures": ("functions",),
-        "eval.samples": 200,
-        "sample.temperature": 0.8,
-        "sample.steps": 256,
+        "eval.samples": 400,
+        "sample.temperature": 0.5,
+        "sample.steps": 128,
     },
     "bracket": SMALL,
     "bracket_64": BRACKETS | SINE,
