@@ -177,8 +177,9 @@ def behind(trained: Trained, outcomes: Mapping[str, list[int]]) -> dict[str, flo
 def table(numbers: Mapping[str, float]) -> str:
     """The numbers of `measure`, a line for each way."""
     names = [key.removesuffix("/right") for key in numbers if key.endswith("/right")]
-    by_size = [k.split("/")[1] for k in numbers if k.startswith(f"{names[0]}/right[")]
-    paired = PAIRED if f"{names[0]}/behind" in numbers else ()
+    head = f"{names[0]}/"
+    by_size = [k.removeprefix(head) for k in numbers if k.startswith(f"{head}right[")]
+    paired = PAIRED if f"{head}behind" in numbers else ()
     columns = (*COLUMNS, *by_size, *paired)
     lines = [f"{'paths through a maze':<22}" + "".join(f"{c:>10}" for c in columns)]
     for name in (*names, "data"):

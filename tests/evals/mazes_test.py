@@ -107,7 +107,10 @@ class Walker:
 def test_a_canvas_is_measured_in_all_ways_and_paired_with_the_run_above(tmp_path):
     walker = Walker("maze", tmp_path)
     walker.config.eval.steps = (4, 8)
-    assert set(mazes.measure(walker)) >= {"inserted/4/right", "inserted/8/right"}
+    several = mazes.measure(walker)
+    assert set(several) >= {"inserted/4/right", "inserted/8/right"}
+    head, first, *_ = (line.split() for line in mazes.table(several).splitlines())
+    assert head[-3:] == ["right[2]", "right[3]", "right[4]"] and first[-3:] == ["1.000"] * 3
     walker.config.eval.steps = ()
     found = mazes.measure(walker)
     assert found["inserted/right"] == 1 and found["inserted/length"] == found["data/length"]
