@@ -55,10 +55,10 @@ order, of 1024 with seed 0 and of 512 with seed 1, the latter by number of subgo
   canvas, true places, likely first       11   0.12  0.733 +- 0.014  0.641 +- 0.021   0.95  0.68  0.55  0.38
 
 Paired by path, the canvas with a prompt is behind by 0.576 +- 0.017 and 0.574 +- 0.024. Its bound
-is worse, too, 6.63 against 3.45 nats a path, and 6.90 against 3.79. But insertion makes detours,
-which repair what it placed wrong: paths have 19.0 cells and not 16.1, 0.30 of all are right and the
-shortest (0.15 on the canvas with a prompt, 0.64 at true places). Insertion has 0.21 million
-parameters, the canvas 0.12. The arm from left to right has not been run.
+is worse, too, 6.63 against 3.45 nats a path, and 6.90 against 3.79. But the paths of insertion make
+detours: they have 19.0 cells and not 16.1, and 0.30 of all are right and the shortest (0.15 on the
+canvas with a prompt, 0.64 at true places). Insertion has 0.21 million parameters, the canvas 0.12;
+a canvas that trains longer or is as large, and the arm from left to right, have not been run.
 """
 
 from aodiff.config import ConfigError, base
