@@ -6,6 +6,7 @@
   python -m aodiff.tools.bench decode [--size=wide] [--block=32]
   python -m aodiff.tools.bench order [--config=configs/ordergpt.py:digits] [--rounds=9]
   python -m aodiff.tools.bench flexmdm [--size=cpu] [--rounds=5]
+  python -m aodiff.tools.bench flexmdm --size=owt --static --topology=v5e:2x2
   python -m aodiff.tools.bench pipeline
 
 Other users of the machine disturb wall-clock times; CPU seconds and the load average stand beside
@@ -35,7 +36,7 @@ from aodiff.nn.aogpt import AOGPT, AOGPTConfig
 from aodiff.tools.bench_decode import SIZES as DECODE_SIZES
 from aodiff.tools.bench_decode import bench_decode
 from aodiff.tools.bench_flexmdm import SIZES as FLEXMDM_SIZES
-from aodiff.tools.bench_flexmdm import bench_flexmdm
+from aodiff.tools.bench_flexmdm import bench_flexmdm, bench_static
 from aodiff.tools.bench_generate import SIZES, bench_generate
 from aodiff.tools.bench_order import bench_order
 from aodiff.tools.turns import take_turns
@@ -203,6 +204,8 @@ def main() -> None:
     flexmdm = what.add_parser("flexmdm")
     flexmdm.add_argument("--size", choices=FLEXMDM_SIZES, default="cpu")
     flexmdm.add_argument("--rounds", type=int, default=5)
+    flexmdm.add_argument("--static", action="store_true", help="compile for a TPU, run nothing")
+    flexmdm.add_argument("--topology", default="v5e:2x2")
     what.add_parser("pipeline")
     args = parser.parse_args()
     if args.what == "train_step":
@@ -211,6 +214,8 @@ def main() -> None:
         result = bench_attention(args.rounds)
     elif args.what == "decode":
         result = bench_decode(args.size, tuple(args.batches), args.block, args.steps, args.rounds)
+    elif args.what == "flexmdm" and args.static:
+        result = bench_static(args.size, args.topology)
     elif args.what == "flexmdm":
         result = bench_flexmdm(args.size, args.rounds)
     elif args.what == "order":

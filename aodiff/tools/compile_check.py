@@ -171,8 +171,9 @@ def _lower_sample(setup: Setup) -> jax.stages.Lowered:
     rows, place = setup.config.sample.batch, partitioning.batch_sharding(setup.mesh)
     array = lambda dtype, *size: jax.ShapeDtypeStruct((rows, *size), dtype, sharding=place)
     n = setup.info.seq_len
+    draw = make_draw(setup.method, setup.config, setup.mesh, 0)
     with jax.set_mesh(setup.mesh):
-        return make_draw(setup.method, setup.config, setup.mesh, 0).lower(
+        return draw.lower(
             setup.abstract.params,
             setup.abstract.extra,
             array(jnp.int32),

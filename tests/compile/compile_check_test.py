@@ -22,7 +22,8 @@ def programs() -> dict:
 
 @needs_libtpu
 def test_every_training_step_compiles_for_a_tpu_without_involuntary_copies(programs):
-    assert set(programs["reports"]) == {*INJECTIONS, "ordergpt", "mdm", "sas"}
+    others = {"ordergpt", "mdm", "sas", "flexmdm", "flexmdm samples"}
+    assert set(programs["reports"]) == {*INJECTIONS, *others}
     for name, report in programs["reports"].items():
         assert report["fits"] and not report["reason"], (name, report["reason"])
         assert report["rematerializations"] == []
@@ -50,6 +51,22 @@ def test_bytes_and_collectives_are_of_the_sharded_step(programs):
     # Gradients are summed over the batch shards, in the loop over microbatches.
     reduces = report["collectives"]["all-reduce"]
     assert reduces["in_loops"] and reduces["runs"] > reduces["ops"]
+
+
+@needs_libtpu
+def test_a_sampler_holds_the_parameters_alone(programs):
+    step, sampler = (programs["reports"][name] for name in ("flexmdm", "flexmdm samples"))
+    assert step["ema_bytes"] and sampler["parameter_bytes"] == step["parameter_bytes"]
+    assert sampler["ema_bytes"] == sampler["optimizer_bytes"] == 0
+    assert sampler["argument_bytes"] < step["argument_bytes"] / 2
+
+
+@needs_libtpu
+def test_logits_of_masks_alone_save_flops_and_memory_of_the_compiled_step(programs):
+    found = programs["bench"]
+    few, slots = (found["logits of slots"][name] for name in ("few", "all"))
+    saved = found["saved by masks alone"]
+    assert 0 < saved["flops"] < 1 - few / slots and saved["temporary_bytes"] > 0
 
 
 @needs_libtpu

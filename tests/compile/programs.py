@@ -18,6 +18,7 @@ from aodiff.config import base
 from aodiff.data import DataInfo
 from aodiff.nn.aogpt import INJECTIONS
 from aodiff.tools import compile_check, hlo, topologies
+from aodiff.tools.bench_flexmdm import bench_static
 
 
 def tiny(method: str = "aogpt", **changes):
@@ -86,12 +87,16 @@ def main() -> None:
     reports = {name: compile_check.check(tiny(**case), "v5e:2x2") for name, case in cases.items()}
     table = {"data.name": "digits", "data.seq_len": 64, "model.cond_dim": 8}
     board = {"data.name": "sudoku4", "data.clues": (12, 12), "model.position": "grid"}
-    others = {"ordergpt": table, "mdm": {"model.position": "rope"}, "sas": board}
+    words = {"eval.orders": ("own",), "sample.steps": 4, "model.remat": "full"}
+    others = {"ordergpt": table, "mdm": {"model.position": "rope"}, "sas": board, "flexmdm": words}
     for name, changes in others.items():
         reports[name] = compile_check.check(tiny(name, **changes), "v5e:2x2")
+    inserting = tiny("flexmdm", **words | {"sample.buckets": (8,), "sample.batch": 4})
+    reports["flexmdm samples"] = compile_check.check(inserting, "v5e:2x2", program="sample")
     out = {name: dataclasses.asdict(report) for name, report in reports.items()}
     found = {"reports": out, "warnings_caught": rematerialization_is_seen()}
-    json.dump(found | {"decoding": decoding_by_a_cache()}, sys.stdout)
+    found |= {"bench": bench_static("tiny", "v5e:2x2"), "decoding": decoding_by_a_cache()}
+    json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":
