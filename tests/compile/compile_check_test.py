@@ -62,11 +62,11 @@ def test_a_sampler_holds_the_parameters_alone(programs):
 
 
 @needs_libtpu
-def test_logits_of_masks_alone_save_flops_and_memory_of_the_compiled_step(programs):
+def test_logits_of_masks_alone_save_flops_and_bytes_of_the_compiled_step(programs):
     found = programs["bench"]
     few, slots = (found["logits of slots"][name] for name in ("few", "all"))
     saved = found["saved by masks alone"]
-    assert 0 < saved["flops"] < 1 - few / slots and saved["temporary_bytes"] > 0
+    assert 0 < saved["flops"] < 1 - few / slots and saved["bytes"] > 0
 
 
 @needs_libtpu
