@@ -2,6 +2,7 @@
 
 import pathlib
 import subprocess
+import time
 import sys
 
 import pytest
@@ -70,6 +71,8 @@ def test_the_check_sees_processes_passes_and_answers(monkeypatch):
 
     def run(program, tests):
         started.append(subprocess.Popen(["sleep", hostile.SLEEP]))
+        while not any(hostile.SLEEP in command for command in hostile.commands()):
+            time.sleep(0.01)  # a process that has just begun has no command yet
         return sandbox.Result("passed", "", pathlib.Path(program).read_text(), 100.0)
 
     found = hostile.check(Hostile("", "{outside}/answers"), run).problem
