@@ -18,14 +18,16 @@ from aodiff.partitioning import shard
 def make_draw(method: Method, config, mesh: Mesh, max_given: int) -> jax.stages.Wrapped:
     """The jitted fn(params, extra, ids (B,), tokens (B, L), given (B, L)) -> Samples.
 
+    It takes one more argument where rows grow: bounds of holes (B, L, 2), see `GivenRows`.
     Call or lower it with `mesh` set.
     """
     sampler = method.sampler(config, max_given)
 
-    def draw(params, extra, ids, tokens, given) -> Samples:
+    def draw(params, extra, ids, tokens, given, *bounds) -> Samples:
         keys = rng.example_keys(rng.stream(config.seed, rng.SAMPLE), shard(ids, "batch"))
         tokens, given = (shard(x, "batch", None) for x in (tokens, given))
-        return sampler(params, extra, keys, tokens, given)
+        bounds = (shard(x, "batch", None, None) for x in bounds)
+        return sampler(params, extra, keys, tokens, given, *bounds)
 
     return jax.jit(draw, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
@@ -39,6 +41,7 @@ def draw_rows(
     mesh: Mesh,
     tokens: np.ndarray,
     given: np.ndarray,
+    bounds: np.ndarray | None = None,
 ) -> Samples:
     """Fills the positions that are not given as `config.sample` says, `sample.batch` rows a call.
 
@@ -47,19 +50,21 @@ def draw_rows(
     Args:
       tokens: (num, L) ids in natural order; entries that are not given are ignored.
       given: (num, L) bool. Given positions come first, the others follow in the order of the model.
+      bounds: (num, L, 2) int32 of the holes in rows that grow, see `GivenRows`.
 
     Returns:
       Samples on the host, in natural order.
     """
     num, batch = len(tokens), config.sample.batch
     tokens, given = info.hidden(tokens.astype(np.int32)), info.hidden(given)
+    columns = (tokens, given) if bounds is None else (tokens, given, bounds)
     fn = make_draw(method, config, mesh, int(given.sum(axis=1).max(initial=0)))
     parts = []
     for start in range(0, num, batch):
         ids = np.arange(start, start + batch, dtype=np.int32)
         rows = np.minimum(ids, num - 1)
         with jax.set_mesh(mesh):
-            parts.append(jax.device_get(fn(params, extra, ids, tokens[rows], given[rows])))
+            parts.append(jax.device_get(fn(params, extra, ids, *(x[rows] for x in columns))))
         logging.info("sampled %d of %d", min(start + batch, num), num)
     out = jax.tree.map(lambda *parts: np.concatenate(parts)[:num], *parts)
     by_position = {k: getattr(out, k) for k in ("tokens", "step", "logp")}
@@ -99,7 +104,8 @@ def generate(
         start = given_rows.GivenRows(tokens[None], given[None], ([],))
     source = np.repeat(np.arange(len(start.tokens)), s.num)  # the row that each sample completes
     given = start.given[source]
-    out = draw_rows(method, params, extra, info, config, mesh, start.tokens[source], given)
+    bounds = None if start.bounds is None else start.bounds[source]
+    out = draw_rows(method, params, extra, info, config, mesh, start.tokens[source], given, bounds)
     path = workdir / "samples" / f"{step}.jsonl"
     if jax.process_index() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)

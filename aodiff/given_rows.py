@@ -20,11 +20,14 @@ class GivenRows:
     tokens: (rows, L) int32, 0 where nothing is given.
     given: (rows, L) bool.
     values: each row as it came.
+    bounds: (rows, L, 2) int32, the least and the most tokens of the hole that a position is in, 0
+      at those that are given; None: holes take any number.
     """
 
     tokens: np.ndarray
     given: np.ndarray
     values: tuple[Row, ...]
+    bounds: np.ndarray | None = None
 
 
 def read(path: pathlib.Path, info: DataInfo, mask: int | None = None) -> GivenRows:
@@ -38,25 +41,26 @@ def read(path: pathlib.Path, info: DataInfo, mask: int | None = None) -> GivenRo
     """
     if not path.is_file():
         raise DataError(f"sample.given={path} is no file; name one with a row to complete per line")
-    tokens, given, values = [], [], []
+    found, values = [], []
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            ids, here = parse(row, info) if mask is None else template(row, info, mask)
+            found.append(parse(row, info) if mask is None else template(row, info, mask))
         except json.JSONDecodeError as e:
             raise DataError(
                 f"{path} line {number} is no JSON ({e.msg}); write a list or an object"
             ) from None
         except DataError as e:
             raise DataError(f"{path} line {number}: {e}") from None
-        tokens.append(ids)
-        given.append(here)
         values.append(row)
-    if not tokens:
+    if not found:
         raise DataError(f"{path} is empty; write one row to complete per line")
-    return GivenRows(np.stack(tokens).astype(np.int32), np.stack(given), tuple(values))
+    tokens, given, *bounds = (np.stack(part) for part in zip(*found, strict=True))
+    if bounds and np.all(bounds[0][~given] == (0, info.seq_len)):
+        bounds = []
+    return GivenRows(tokens.astype(np.int32), given, tuple(values), *bounds)
 
 
 def parse(row: Any, info: DataInfo) -> tuple[np.ndarray, np.ndarray]:
@@ -77,36 +81,50 @@ def parse(row: Any, info: DataInfo) -> tuple[np.ndarray, np.ndarray]:
     return np.array([value or 0 for value in row], np.int32), given
 
 
-def template(row: Any, info: DataInfo, mask: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (L,) and given (L,) bool of a row with holes; raises DataError.
+def template(row: Any, info: DataInfo, mask: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids (L,), given (L,) bool and bounds (L, 2) of a row with holes; raises DataError.
 
-    A row is a list of texts, ids, {"masks": n} for n tokens to reveal, and null for a hole that
-    takes any number of tokens, none included. Where holes begin and end is all that their width
-    says here.
+    A row is a list of texts, ids, {"masks": n} for n tokens to reveal, null for a hole that takes
+    any number of tokens, none included, and {"hole": [least, most]} for one of bounded length, null
+    for no bound. Where holes begin and end is all that their width says here. A hole that is to
+    take more than its model would no longer follows the model; one that may take less does.
     """
     if not isinstance(row, list):
         raise DataError(f"{row!r:.60} is no template; write a list with null where tokens may come")
-    parts = [None if x is None else _piece(x, info, mask) for x in row]
-    parts = [p for i, p in enumerate(parts) if p is not None or i == 0 or parts[i - 1] is not None]
-    holes = sum(p is None for p in parts)
+    parts = []
+    for value in row:
+        part = _piece(value, info, mask)
+        if isinstance(part, tuple) and parts and isinstance(parts[-1], tuple):
+            part = tuple(map(sum, zip(parts.pop(), part, strict=True)))  # side by side they are one
+        if len(part):
+            parts.append(part)
+    holes = [part for part in parts if isinstance(part, tuple)]
     if not holes:
         raise DataError("the template has no hole; write null where tokens may come")
-    slack = info.seq_len - sum(len(p) for p in parts if p is not None)
-    if slack < holes:
+    slack = info.seq_len - sum(len(part) for part in parts if not isinstance(part, tuple))
+    least = sum(low for low, _ in holes)
+    if slack < max(len(holes), least):
         raise DataError(
-            f"the template has {info.seq_len - slack} tokens and {holes} holes, and a row holds "
-            f"{info.seq_len} (data.seq_len); shorten it"
+            f"the template has {info.seq_len - slack} tokens and {len(holes)} holes of at least "
+            f"{least} in all, and a row holds {info.seq_len} (data.seq_len); shorten it"
         )
-    widths = iter([slack - holes + 1] + [1] * (holes - 1))
-    filled = [np.full(next(widths), -1) if p is None else p for p in parts]
-    ids = np.concatenate(filled).astype(np.int32)
-    return np.maximum(ids, 0), ids >= 0
+    widths = iter([slack - len(holes) + 1] + [1] * (len(holes) - 1))
+    wide = [(np.full(next(widths), -1), p) if isinstance(p, tuple) else (p, (0, 0)) for p in parts]
+    ids = np.concatenate([ids for ids, _ in wide]).astype(np.int32)
+    bounds = np.concatenate([np.tile(np.int32(bound), (len(ids), 1)) for ids, bound in wide])
+    return np.maximum(ids, 0), ids >= 0, np.minimum(bounds, info.seq_len)
 
 
-def _piece(value: Any, info: DataInfo, mask: int) -> np.ndarray:
-    """The ids of one entry of a template."""
+def _piece(value: Any, info: DataInfo, mask: int) -> np.ndarray | tuple[int, int]:
+    """The ids of one entry of a template, or the least and the most tokens of a hole."""
+    if value is None:
+        return 0, info.seq_len
+    if isinstance(value, dict) and value.keys() == {"hole"}:
+        return _bounds(value["hole"], info.seq_len)
     if isinstance(value, str) and info.tokenizer is not None:
         return np.asarray(info.tokenizer.encode(value), np.int32)
+    if type(value) is int and value == mask:
+        raise DataError(f'{mask} is the id of a mask; write {{"masks": n}} for n tokens to reveal')
     if type(value) is int and 0 <= value < info.vocab_size:
         return np.array([value], np.int32)
     if isinstance(value, dict) and value.keys() == {"masks"} and type(value["masks"]) is int:
@@ -115,7 +133,19 @@ def _piece(value: Any, info: DataInfo, mask: int) -> np.ndarray:
     kinds = "a text, " if info.tokenizer is not None else ""
     raise DataError(
         f"{value!r:.60} is no part of a template; use {kinds}an id of 0 to {info.vocab_size - 1}, "
-        'null for a hole, or {"masks": n} for n tokens to reveal'
+        'null or {"hole": [least, most]} for a hole, or {"masks": n} for n tokens to reveal'
+    )
+
+
+def _bounds(value: Any, most: int) -> tuple[int, int]:
+    """The bounds of a hole as a template states them; null is no bound."""
+    if isinstance(value, list) and len(value) == 2:
+        low, high = 0 if value[0] is None else value[0], most if value[1] is None else value[1]
+        if type(low) is int and type(high) is int and 0 <= low <= high and high > 0:
+            return low, high
+    raise DataError(
+        f"{value!r:.60} are no bounds of a hole; use [least, most] with 0 <= least <= most and "
+        "most at least 1, or null for either"
     )
 
 

@@ -14,12 +14,26 @@ MASK = 257
 
 
 def test_texts_ids_masks_and_holes():
-    ids, given = given_rows.template(["ab", None, 99, {"masks": 2}, None, "z"], INFO, MASK)
+    ids, given, bounds = given_rows.template(["ab", None, 99, {"masks": 2}, None, "z"], INFO, MASK)
     assert given.tolist() == [True] * 2 + [False] * 5 + [True] * 3 + [False, True]
     assert ids[given].tolist() == [97, 98, 99, MASK, MASK, 122]
-    ids, given = given_rows.template([None, None, "ab", "", "c"], INFO, MASK)
+    assert bounds.tolist() == [[0, 0]] * 2 + [[0, 12]] * 5 + [[0, 0]] * 3 + [[0, 12], [0, 0]]
+    ids, given, bounds = given_rows.template([None, "", None, "ab", "", "c"], INFO, MASK)
     assert given.tolist() == [False] * 9 + [True] * 3  # holes side by side are one
+    assert bounds[0].tolist() == [0, 12]
     assert given_rows.template([None], INFO, MASK)[1].sum() == 0
+
+
+def test_holes_say_how_long_they_may_be(tmp_path):
+    row = [{"hole": [2, 4]}, "ab", {"hole": [None, 3]}, {"hole": [1, 2]}, 99, {"hole": [1, None]}]
+    _, given, bounds = given_rows.template(row, INFO, MASK)
+    assert given.tolist() == [False] * 7 + [True] * 2 + [False, True, False]
+    assert bounds.tolist() == [[2, 4]] * 7 + [[0, 0]] * 2 + [[1, 5], [0, 0], [1, 12]]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, (["a", None], row))))
+    assert given_rows.read(path, INFO, MASK).bounds[1].tolist() == bounds.tolist()
+    path.write_text(json.dumps(["a", None]))
+    assert given_rows.read(path, INFO, MASK).bounds is None
 
 
 @pytest.mark.parametrize(
@@ -27,8 +41,15 @@ def test_texts_ids_masks_and_holes():
     [
         ({"prefix": "a"}, "is no template"),
         (["ab"], "no hole"),
-        (["a" * 12, None], "12 tokens and 1 holes, and a row holds 12"),
-        ([257, None], "id of 0 to 256"),  # a mask id in a prompt
+        (["a" * 12, None], "12 tokens and 1 holes of at least 0 in all, and a row holds 12"),
+        (["a" * 8, {"hole": [3, 9]}, "b", None, {"hole": [1, 1]}], "9 tokens and 2 holes of at le"),
+        ([MASK, None], "257 is the id of a mask"),  # a mask id in a prompt
+        ([258, None], "id of 0 to 256"),
+        ([{"hole": [3, 2]}], "no bounds of a hole; use .least, most."),
+        ([{"hole": [0, 0]}], "no bounds of a hole"),
+        ([{"hole": [-1, None]}], "no bounds of a hole"),
+        ([{"hole": [1.5, None]}], "no bounds of a hole"),
+        ([{"hole": 3}], "no bounds of a hole"),
         ([{"masks": 0}, None], "no part of a template"),
         ([True, None], "no part of a template"),
         ([1.5, None], "no part of a template"),

@@ -64,9 +64,24 @@ def posterior(alpha) -> tuple[jax.Array, jax.Array]:
     return f, jnp.einsum("smi,...m->...si", gaps, weight) / total[..., None]
 
 
+def rows_of_states() -> tuple[jax.Array, jax.Array]:
+    """Every state behind the anchor, (13, 3), and its length."""
+    rows = [[ANCHOR, *s, *[0] * (2 - len(s))] for s in STATES]
+    return jnp.array(rows), jnp.array([len(s) + 1 for s in STATES])
+
+
+def mistakes(seed: int) -> dict[str, jax.Array]:
+    """Parameters of a toy that is wrong in every state in its own way."""
+    keys = jax.random.split(jax.random.key(seed))
+    shapes = {"letters": (13, 2, V), "gaps": (13, 3)}
+    draw = lambda key, shape: 0.4 * jax.random.normal(key, shape)
+    return {name: draw(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ToyInsertion:
-    """What a method asks of its module: the true posterior, times exp of `wrong` on purpose."""
+    """What a method asks of its module: the true posterior, times exp of `wrong` on purpose, and of
+    what `params` says by state of logits "letters" (13, 2, V) and logs of counts "gaps" (13, 3)."""
 
     wrong: tuple[float, float] = (0.0, 0.0)  # on the logits of a, on the logs of counts
 
@@ -83,14 +98,16 @@ class ToyInsertion:
         )
         rows = jnp.arange(len(code))
         f, gaps = f[rows, code], gaps[rows, code]
+        off = {name: params[name][code] if params else 0.0 for name in ("letters", "gaps")}
         wide = lambda x, before, after, fill: jnp.pad(
             x, ((0, 0), (before, after)) + ((0, 0),) * (x.ndim - 2), constant_values=fill
         )
         logits = jnp.log(jnp.maximum(f, 1e-30)) + jnp.array([self.wrong[0], 0.0])[None, None]
+        logits += off["letters"]
         logits = wide(logits, 1, tokens.shape[1], MASKED)[:, : tokens.shape[1]]
         logits = jnp.pad(logits, ((0, 0), (0, 0), (0, 2)), constant_values=MASKED)
         # An exact zero would be minus infinity; it is far below any rate that matters.
-        logs = jnp.log(jnp.maximum(gaps, 1e-12)) + self.wrong[1]
+        logs = jnp.log(jnp.maximum(gaps, 1e-12)) + self.wrong[1] + off["gaps"]
         logs = wide(logs, 0, tokens.shape[1], -30.0)[:, : tokens.shape[1]]
         if slots is not None:
             logits = jnp.take_along_axis(logits, slots[..., None], axis=1)

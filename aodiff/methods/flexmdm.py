@@ -39,7 +39,6 @@ DECILES = 10
 # Choices of `config.sample` that mean nothing here, and their defaults.
 FIXED_CANVAS = dict(
     schedule="linear",
-    block=0,
     refresh=0,
     position_noise=0.0,
     remask="",
@@ -238,6 +237,7 @@ class FlexMDMMethod:
         return Evaluation(fn, f"upper bound (ELBO), {draws} times per row, lengths included")
 
     def sampler(self, config, max_given: int) -> Callable[..., Samples]:
+        """As of every method; takes one more argument, bounds of holes (see `flexible.sample`)."""
         s = config.sample
         for key, off in FIXED_CANVAS.items():
             if s[key] != off:
@@ -258,6 +258,7 @@ class FlexMDMMethod:
             count=s.count,
             rate=s.rate,
             window=tuple(s.window),
+            block=s.block,
             drain=s.drain,
             stop=s.stop,
         )
@@ -265,13 +266,14 @@ class FlexMDMMethod:
         check_buckets(buckets, self.seq_len)
         few = insertion.most_masked(inserter.insertion, inserter.unmasking, self.seq_len)
 
-        def fn(params, extra, keys, tokens, given):
+        def fn(params, extra, keys, tokens, given, bounds=None):
             return flexible.sample(
                 flexible.in_buckets(functools.partial(self.predict, params), buckets),
                 keys,
                 tokens,
                 given,
                 inserter,
+                bounds,
                 mask_id=cfg.mask,
                 anchor=cfg.anchor,
                 few=few,

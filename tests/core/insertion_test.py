@@ -86,6 +86,11 @@ def test_nothing_at_the_start_and_everything_at_the_end():
     start = corrupt(tokens, length, anchor, come, revealed, jnp.zeros_like(time))
     assert np.all(start.length == 1) and np.all(start.tokens[:, 0] == 8)
     np.testing.assert_array_equal(start.gap[:, 0], length - 1)
+    given = corrupt(tokens, length, fixed, come, revealed, jnp.zeros_like(time))
+    np.testing.assert_array_equal(given.length, jnp.sum(fixed, axis=1))
+    assert not given.masked.any()
+    free = corrupt(tokens, length, anchor, come, revealed, time)
+    np.testing.assert_array_equal(jnp.sum(free.open, axis=1), free.length)  # a gap after each
 
 
 def test_along_a_path_tokens_come_and_are_revealed_and_nothing_else_happens():
