@@ -103,7 +103,7 @@ def orders(info: DataInfo, rows: list[np.ndarray], steps: np.ndarray) -> dict[st
     """Mean any-order scores of the programs in rows, and of their null orders."""
     found = {}
     for row, step in zip(rows, steps, strict=True):
-        part = any_order.program(text := info.text(row))
+        part = any_order.program(info.text(row))
         if part is None:
             continue
         start, source = part
