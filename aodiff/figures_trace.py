@@ -45,7 +45,8 @@ def trace(
 ) -> None:
     """Draws a row as it grew, a line a moment; without `born` (n,) all its positions were there."""
     born = np.full(len(step), -1) if born is None else born
-    pieces = [p if p.isprintable() else "¶" if p == "\n" else "·" for p in pieces]
+    shown = lambda letter: "¶" if letter == "\n" else letter if letter.isprintable() else "·"
+    pieces = ["".join(map(shown, piece)) for piece in pieces]
     lines = shots(pieces, step, born)
     columns = max((sum(len(p) for p, _ in line) for line in lines), default=1)
     size = (min(0.085 * max(columns, 40) + 1.2, 14), 0.24 * max(len(lines), 1) + 0.7)
@@ -55,8 +56,9 @@ def trace(
         x = 0
         for piece, kind in line:
             style = dict(va="center", fontsize=7, family="monospace", color=COLOURS[kind])
-            axes.text(x, y, piece.replace("$", r"\$"), **style)
-            x += len(piece)
+            for letter in piece:
+                axes.text(x, y, letter.replace("$", r"\$"), **style)
+                x += 1
     axes.set(xlim=(-4, columns + 1), ylim=(max(len(lines), 1) - 0.5, -0.7))
     axes.axis("off")
     axes.set_title(

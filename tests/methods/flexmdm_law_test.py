@@ -9,7 +9,7 @@ import pytest
 
 from aodiff.core import insertion
 from aodiff.core.schedules import make_rise
-from tests.methods.flexmdm_test import LENGTHS, SHARES, STRINGS, exact_terms
+from tests.methods.flexmdm_bound_test import LENGTHS, SHARES, STRINGS, exact_terms
 from tests.toy_insertion import (
     ANCHOR,
     CODE,
