@@ -9,8 +9,8 @@ from aodiff.config import MDM, METHOD_DEFAULTS, MODEL_DEFAULTS, SAMPLE_DEFAULTS,
 
 # How an arm samples rows of one length where the run itself samples rows that grow.
 CANVAS_SAMPLES = {
-    MDM: dict(order="random", schedule="ancestral", buckets=()),
-    "aogpt": dict(order="own", steps=0, buckets=()),
+    MDM: dict(order="random", schedule="ancestral", block=0, buckets=()),
+    "aogpt": dict(order="own", steps=0, block=0, buckets=()),
 }
 
 

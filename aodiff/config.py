@@ -117,7 +117,7 @@ def base(method: str = "aogpt") -> ml_collections.ConfigDict:
             top_p=1.0,
             # Of masked diffusion alone.
             top_k=0,  # most likely ids that may be drawn, after top_p; 0: all
-            block=0,  # positions are revealed block by block; 0: no blocks
+            block=0,  # positions are revealed block by block, also where rows grow; 0: no blocks
             # With blocks: calls between two of a whole row, which compute the block alone and see
             # the rest in a cache (Fast-dLLM); 1 is exact, 0: no cache.
             refresh=0,

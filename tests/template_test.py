@@ -1,13 +1,19 @@
 """Templates of rows that grow, read from JSON lines."""
 
 import json
+import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aodiff import given_rows
+from aodiff import given_rows, partitioning
+from aodiff.config import base
 from aodiff.data import DataError, DataInfo
 from aodiff.data.tokenizers import make_tokenizer
+from aodiff.generate import draw_rows
+from aodiff.sampling.samples import Samples
 
 INFO = DataInfo("text", 12, 257, "byte", tokenizer=make_tokenizer("byte"))
 MASK = 257
@@ -34,6 +40,23 @@ def test_holes_say_how_long_they_may_be(tmp_path):
     assert given_rows.read(path, INFO, MASK).bounds[1].tolist() == bounds.tolist()
     path.write_text(json.dumps(["a", None]))
     assert given_rows.read(path, INFO, MASK).bounds is None
+
+
+def test_bounds_reach_the_sampler_row_by_row():
+    """Whatever `sample.batch`: here of a sampler that writes them down."""
+    echo = lambda params, extra, keys, tokens, given, bounds: Samples(
+        bounds[..., 0], jnp.sum(given, axis=1), bounds[..., 1]
+    )
+    method = types.SimpleNamespace(sampler=lambda config, max_given: echo)
+    config = base("flexmdm")
+    config.sample.batch = 2
+    rows = [["ab", {"hole": [i, 5 + i]}] for i in range(3)]
+    ids, given, bounds = (
+        np.stack(x) for x in zip(*(given_rows.template(r, INFO, MASK) for r in rows), strict=True)
+    )
+    mesh = partitioning.make_mesh(1, -1, 1, jax.devices()[:1])
+    out = draw_rows(method, {}, {}, INFO, config, mesh, ids, given, bounds)
+    np.testing.assert_array_equal(np.stack([out.tokens, out.step], axis=-1), bounds)
 
 
 @pytest.mark.parametrize(

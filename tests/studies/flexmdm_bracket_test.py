@@ -6,7 +6,7 @@ Insertion need not beat a canvas here, and does not.
 import pytest
 from ml_collections import ConfigDict
 
-from aodiff import main
+from aodiff import study
 from aodiff.summary import measures
 from configs.flexmdm import get_config
 
@@ -17,7 +17,7 @@ STEPS = (16, 64, 256)
 def test_a_run_on_brackets_is_as_good_as_it_can_be(tmp_path):
     config = get_config("bracket")
     config.compare, config.eval.steps = ConfigDict(), STEPS
-    main.run(config, tmp_path)
+    study.train_runs(config, tmp_path)
     found = measures(tmp_path)["brackets"]
     assert -0.05 < found["excess"] < 0.35  # nats a string; below 0 but for noise is a mistake
     of = lambda way, key: [found[f"Poisson, {way}/{steps}/{key}"] for steps in STEPS]
