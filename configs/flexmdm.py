@@ -57,22 +57,24 @@ ahead: nearly every guess fits. Its likelihood in that table is given the length
 maze, wins: here insertion is ahead of a canvas, though not of left to right. It starts from the
 subgoals, with room between any two; a canvas reads them in a prompt, and may also be told the places
 they have in another path with as many, or in the true one. Share of paths that keep to free cells
-and visit all subgoals in their order, of 1024 with seed 0 and of 512 with seed 1, the latter
-by number of subgoals, too:
+and visit all subgoals in their order, of 1024 with seed 0, by number of subgoals, too, and of 512
+with seed 1:
 
-                                       calls  GFLOP     seed 0            seed 1        2     3     4     5
-  insertion                               63   0.19  0.765 +- 0.013  0.748 +- 0.019   0.86  0.77  0.75  0.62
-  insertion                              247   0.75                  0.828 +- 0.017   0.92  0.82  0.83  0.74
-  canvas, prompt, random                  31   0.33  0.156 +- 0.011  0.121 +- 0.014   0.33  0.12  0.02  0.01
-  canvas, prompt, likely first            31   0.33  0.188 +- 0.012  0.174 +- 0.017   0.50  0.15  0.03  0.02
-  canvas, drawn places, likely first      11   0.12  0.105 +- 0.010  0.096 +- 0.013   0.31  0.06  0.01  0.00
-  canvas, true places, likely first       11   0.12  0.733 +- 0.014  0.641 +- 0.021   0.95  0.68  0.55  0.38
-  left to right, prompt                   41         0.963 +- 0.008 (512 paths)       0.99  1.00  0.95  0.92
+                                       calls  GFLOP     seed 0          2     3     4     5      seed 1
+  insertion                               62   0.19  0.771 +- 0.013   0.82  0.83  0.76  0.67  0.748 +- 0.019
+  insertion                              247   0.75  0.860 +- 0.011   0.92  0.83  0.87  0.81  0.828 +- 0.017
+  canvas, prompt, random                  38   0.41  0.152 +- 0.011   0.41  0.13  0.05  0.02  0.121 +- 0.014
+  canvas, prompt, likely first            38   0.41  0.212 +- 0.013   0.52  0.21  0.10  0.02  0.174 +- 0.017
+  canvas, drawn places, likely first      12   0.13  0.105 +- 0.010   0.32  0.06  0.03  0.01  0.096 +- 0.013
+  canvas, true places, likely first       12   0.13  0.733 +- 0.014   0.94  0.80  0.67  0.52  0.641 +- 0.021
+  left to right, prompt                   41         0.945 +- 0.007   1.00  0.99  0.94  0.86
 
-Paired by path, the canvas with a prompt is behind by 0.576 +- 0.017 and 0.574 +- 0.024. Its bound
-is worse, too, 6.63 against 3.45 nats a path, and 6.90 against 3.79. But the paths of insertion make
-detours: they have 19.0 cells and not 16.1, and 0.30 of all are right and the shortest (0.15 on the
-canvas with a prompt, 0.64 at true places). Insertion has 0.21 million parameters, the canvas 0.12;
+Paired by path, the canvas with a prompt is behind the first row by 0.559 +- 0.018 and 0.574 +- 0.024,
+and that at true places by 0.037 +- 0.018. Bounds are at most 3.47 +- 0.09 nats a path with insertion,
+6.64 +- 0.15 on the canvas, 0.40 +- 0.02 left to right (exact). But the paths of insertion make
+detours: they have 18.9 cells and not 16.0, and 0.32 of all are right and the shortest (0.18 on the
+canvas with a prompt, 0.73 at true places, 0.91 left to right).
+Insertion has 0.21 million parameters, the canvas 0.12;
 a canvas that trains longer or is as large has not been run.
 """
 

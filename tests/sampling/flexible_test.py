@@ -93,6 +93,9 @@ def test_holes_keep_their_bounds_and_lose_masks_at_random():
     gone = scipy.stats.hypergeom.pmf(range(4), 7, 4, 3)
     law = np.array([gone[0], gone[1], gone[2] + gone[3]]) * 4000
     assert scipy.stats.chisquare(np.bincount(4 - second, minlength=3), law).pvalue > 1e-3
+    mean = jnp.array([[1.0, 0, 2, 0.25, 0.25]])  # slot 1 is closed
+    lift = jax.tree.map(lambda x: x[:1], holes).lift(mean, mean > 0)
+    assert lift.tolist() == [[0, 0, 0, 0.75, 0.75]]
     fill = jax.jit(counts.fill)
     filled = np.asarray(fill(keys, whole([0] * 5), whole([1.0, 1, 1, 1, 3]), holes))
     assert np.all(filled.sum(1) == 2) and not filled[:, :3].any()
