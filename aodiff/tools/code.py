@@ -136,7 +136,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--sample", action="append", default=[], help="key=value of its config")
     parser.add_argument("--further", type=Path, help="more tests of HumanEval, as of HumanEval+")
     parser.add_argument("--allow_code_execution", action="store_true")
-    parser.add_argument("--data", type=Path, default=Path("shared/data"), help="their folder")
+    here, beside = Path("shared/data"), Path("../shared/data")
+    found = beside if beside.is_dir() and not here.is_dir() else here
+    parser.add_argument("--data", type=Path, default=found, help="their folder")
     return parser
 
 
