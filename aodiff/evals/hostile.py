@@ -201,6 +201,23 @@ PROGRAMS = (
         TESTS,
     ),
     Hostile(
+        "an event in another's name",
+        "import functools, os, sys\n"
+        "class Error(Exception):\n"
+        "    with_traceback = staticmethod(functools.partial(sys.audit, 'passed'))\n"
+        "class Leaves:\n"
+        "    flush = lambda self: os._exit(0)\n    write = lambda self, text: os._exit(0)\n"
+        "def f(x):\n    sys.stderr = Leaves()\n    raise Error",
+        TESTS,
+    ),
+    Hostile(
+        "an event when its code is gone",
+        "import functools, os, sys, weakref\n"
+        "told = weakref.ref(sys._getframe().f_code, functools.partial(sys.audit, 'passed'))\n"
+        "def f(x):\n    os._exit(0)",
+        TESTS,
+    ),
+    Hostile(
         "what its judge reads",
         "import os\nfor fd in range(3, 64):\n    try:\n"
         "        os.lseek(fd, 0, 0); os.ftruncate(fd, 0); os.write(fd, b'not ready\\n')\n"

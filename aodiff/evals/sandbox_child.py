@@ -42,7 +42,7 @@ NEVER = (
         "fcntl.",  # signals to others by way of a file's owner
     ),
     # What leads to hidden objects, or past a line of the tests.
-    *("gc.get_", "sys.settrace", "sys.setprofile"),
+    *("gc.get_", "sys.settrace", "sys.setprofile", "sys.monitoring."),
 )
 # Modules and functions of the system that open files or send signals and tell no hook of it.
 UNTOLD_MODULES = ("_sqlite3", "_dbm", "_gdbm", "readline")
@@ -189,15 +189,17 @@ def watch(report) -> None:
     sys.addaudithook(hook)
 
 
-def hide(caller: types.FrameType, event: str, action) -> None:
-    """Has `action()` run when the frame `caller` itself raises the audit `event`.
+def hide(caller: types.FrameType, event: str, action, line: int = 0) -> None:
+    """Has `action()` run when the frame `caller` itself raises the audit `event`, at `line` if any.
 
-    Hooks cannot be listed or removed, so a program finds no way to the action before it runs.
+    Hooks cannot be listed or removed, so a program finds no way to the action before it runs. It
+    can raise an event in the caller's name, by what is called there and has no frame of its own,
+    such as a signal handler or a method of its exception; but it does not choose the line.
     """
     frame = sys._getframe
 
     def hook(name: str, _: tuple) -> None:
-        if name == event and frame(1) is caller:
+        if name == event and frame(1) is caller and line in (0, caller.f_lineno):
             action()
 
     sys.addaudithook(hook)
@@ -206,14 +208,17 @@ def hide(caller: types.FrameType, event: str, action) -> None:
 def take_in(caller: types.FrameType, report, names: dict) -> bytes:
     """The program on stdin, which holds a secret, the length of the program, it and its tests.
 
-    The events "tests" and "passed" of `caller` run the tests, among `names`, and report the secret.
+    The events "tests" and "passed" of `caller` run the tests, among `names`, and report the secret;
+    the latter in its last line alone.
     """
     token, size, text = sys.stdin.buffer.read().split(b"\n", 2)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     program, tests = text[: int(size)], text[int(size) :]
     compiled, run = compile, exec
     hide(caller, "tests", lambda: run(compiled(tests, "<tests>", "exec"), names))
-    hide(caller, "passed", lambda: report(token.decode()))
+    last = max(line for *_, line in caller.f_code.co_lines() if line)
+    leave = os._exit
+    hide(caller, "passed", lambda: (report(token.decode()), leave(0)), last)
     return program
 
 
@@ -255,7 +260,6 @@ def main(isolation: str, status: str, folder: str, *limits: str) -> None:
         run(compile(source, "<program>", "exec"), program.__dict__)
         audit("tests")
         sys.stdout.flush()
-        audit("passed")
     except BaseException as error:
         # Without the frames of this file, whose source the interpreter would go and open.
         trace = error.__traceback__
@@ -263,7 +267,8 @@ def main(isolation: str, status: str, folder: str, *limits: str) -> None:
             trace = trace.tb_next
         hook(type(error), error.with_traceback(trace), trace)
         leave(1)
-    leave(0)
+    else:
+        audit("passed")  # in the last line, see `take_in`
 
 
 if __name__ == "__main__":
