@@ -102,7 +102,10 @@ class Inserter:
             raise ValueError(
                 f"{self.steps} steps and {self.drain} calls of draining; use at least 1 of each"
             )
-        if self.window and not (len(self.window) == 2 and min(self.window) >= 1):
+        if self.window and not (
+            len(self.window) == 2
+            and all(isinstance(w, int | float) and w >= 1 for w in self.window)
+        ):
             raise ValueError(
                 f"window {self.window} is not (masks for each that is revealed, most masks); use "
                 "() or two numbers of at least 1"

@@ -43,6 +43,10 @@ def read(task: str, data: Path, further: Path | None = None) -> tuple[Path, Eval
     if not path.exists():
         raise DataError(f"{path} is not there; name the folder of the data in --data.")
     if task.startswith("mbpp"):
+        if further:
+            raise DataError(
+                f"--further={further} has tests of HumanEval, and --task={task}; drop it"
+            )
         return path, code.read_mbpp(path)
     return path, code.read_humaneval(path, further)
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from aodiff.data import DataError, DataInfo
 from aodiff.evals.problems import EvalSet, Problem
-from aodiff.evals.trained import ended
 from aodiff.generate import make_draw
 from aodiff.sampling.samples import Samples
 from aodiff.tools.runs import Run
@@ -49,7 +48,7 @@ def generate(draw: Draw, asks: Sequence[Ask], path: Path, settings: dict, chunk:
       settings: what the texts depend on, as JSON; the first line of the file.
 
     Raises:
-      DataError: the file holds answers with other settings.
+      DataError: the file holds answers with other settings, or something else.
     """
     known = _known(path, settings)
     todo = [ask for ask in asks if (ask.id, ask.sample) not in known]
@@ -68,10 +67,13 @@ def _known(path: Path, settings: dict) -> dict[tuple[str, int], str]:
     """The answers in a file by (id, sample); afterwards it holds no line that was cut."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     lines = [line for line in lines if line.endswith("\n")]
-    rows = [json.loads(line) for line in lines]
+    try:
+        rows = [json.loads(line) for line in lines]
+        old = dict(rows[0]["settings"]) if rows else {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} holds no answers of this command; move it away") from error
     settings = json.loads(json.dumps(settings))
-    if rows and rows[0] != {"settings": settings}:
-        old = rows[0].get("settings", {})
+    if rows and old != settings:
         changed = [k for k in settings | old if settings.get(k) != old.get(k)]
         raise DataError(
             f"{path} holds answers drawn with another {', '.join(changed)}; move it away, or draw "
@@ -161,10 +163,11 @@ def drawing(run: Run, where: dict[str, Place]) -> Draw:
 
 def answers(where: Sequence[Place], out: Samples, info: DataInfo) -> list[str]:
     """What was written between the given ends of the first rows, up to an end symbol."""
-    rows = ended(out, info.tokenizer.eos)
     texts = []
-    for p, row in zip(where, rows, strict=False):
-        texts.append(info.tokenizer.decode(row[p.before : len(row) - p.after]))
+    for p, row, length in zip(where, out.tokens, out.lengths, strict=False):
+        written = row[p.before : length - p.after]
+        ends = np.flatnonzero(written == info.tokenizer.eos)
+        texts.append(info.tokenizer.decode(written[: ends[0] if len(ends) else len(written)]))
     return texts
 
 

@@ -47,8 +47,8 @@ class Found:
         spread = lambda pair: f"{pair[0]:.3f} +- {pair[1]:.3f}"
         return (
             f"{self.samples} samples, {self.tokens} tokens, {self.empty} samples empty and left "
-            f"out\\nperplexity, mean over samples: {spread(self.per_sample)}\\n"
-            f"perplexity of all tokens:      {self.corpus:.3f}\\n"
+            f"out\nperplexity, mean over samples: {spread(self.per_sample)}\n"
+            f"perplexity of all tokens:      {self.corpus:.3f}\n"
             f"entropy of tokens, bits:       {spread(self.entropy_bits)}"
         )
 

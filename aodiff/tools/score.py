@@ -17,6 +17,7 @@ import collections
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -69,14 +70,18 @@ def read_answers(path: Path, among: EvalSet, template: str | None) -> list[Answe
 
 
 def chosen(among: EvalSet, ids: str) -> EvalSet:
-    """The problems whose ids end in a number of `ids`, "first-last"; "" is all of them."""
+    """The problems of whose ids the first number is in `ids`, "first-last"; "" is all of them.
+
+    Raises:
+      DataError: `ids` is not of that form, or leaves no problem.
+    """
     if not ids:
         return among
     try:
         first, last = map(int, ids.split("-"))
     except ValueError as error:
         raise DataError(f"--ids={ids} is not first-last; write it like 11-510.") from error
-    number = lambda key: int(key.rpartition("/")[2])
+    number = lambda key: int((re.findall(r"\d+", key) or [-1])[0])
     kept = {k: p for k, p in among.problems.items() if first <= number(k) <= last}
     if not kept:
         raise DataError(f"--ids={ids} leaves none of the {len(among.problems)} problems.")

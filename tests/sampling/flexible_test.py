@@ -336,6 +336,7 @@ def test_full_rows_say_so():
         (dict(count="geometric"), "floor_bernoulli"),
         (dict(rate="exactly"), "exponential"),
         (dict(window=(0.5, 2)), "at least 1"),
+        (dict(window=(1, "all")), "at least 1"),
         (dict(drain=0), "at least 1"),
         (dict(block=-1), "0 .no blocks."),
         (dict(stop=-1.0), "0 .never."),

@@ -158,6 +158,20 @@ def test_an_interrupted_generation_goes_on_with_the_same_samples(flex, folder, t
         code_samples.generate(again, asks, cut, {"a": (2,), "b": 1}, 8)
 
 
+@pytest.mark.parametrize("line", ["[]", "5", "answers", '{"settings": []}', '{"id": "T/0"}'])
+def test_a_file_of_something_else_is_refused(tmp_path, line):
+    (tmp_path / "other.jsonl").write_text(f"{line}\n")
+    with pytest.raises(DataError, match="other.jsonl holds "):
+        code_samples.generate(None, [], tmp_path / "other.jsonl", {"a": 1}, 8)
+
+
+def test_further_tests_are_of_humaneval_alone(folder):
+    (folder / "code" / "mbpp").mkdir()
+    (folder / "code" / code.FILES["mbpp"]).write_text("")
+    with pytest.raises(DataError, match="has tests of HumanEval, and --task=mbpp; drop it"):
+        code.read("mbpp", folder, folder / "more.jsonl")
+
+
 def test_a_run_that_grows_fills_gaps_and_is_judged(flex, folder, capsys):
     options = ("--task=infilling_light", "--n=2", "--ids=1-2")
     code.main(command(flex, folder, *options))
@@ -211,6 +225,8 @@ def test_what_was_written_is_between_the_given_ends(reader):
         code_samples.Place(None, None, before, after, False) for before, after in ((2, 2), (3, 0))
     ]
     assert code_samples.answers(where, out, info) == ["12345", "1"]
+    rows[0, 4] = info.tokenizer.eos  # an answer that ends before what is given after it
+    assert code_samples.answers(where, out, info) == ["12", "1"]
 
 
 BAD = [
@@ -267,6 +283,7 @@ def test_means_over_samples_and_tokens_differ(reader, monkeypatch):
         64 ** (1 / 4)
     )
     assert found.entropy_bits[0] == pytest.approx((0 + np.log2(3) - 2 / 3) / 2)
+    assert len(str(found).splitlines()) == 4
 
 
 def test_nats_of_a_row_do_not_depend_on_the_others(reader):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from aodiff.evals import gsm8k
+from aodiff.evals.problems import EvalSet
 from aodiff.tools import score
 
 WHOLE = "def f(x):\n    return 2 * x\n"
@@ -158,3 +159,9 @@ def test_bad_input_is_one_line(tmp_path, sums, rows, options, says):
 def test_a_missing_file_of_answers_is_one_line(sums):
     with pytest.raises(SystemExit, match="no file of answers"):
         score.main(["gsm8k", sums])
+
+
+@pytest.mark.parametrize("key", ["Light/HumanEval/{}/1", "Single/HumanEval/{}/L0", "HumanEval/{}"])
+def test_problems_are_chosen_by_their_own_number(key):
+    among = EvalSet("some", dict.fromkeys(map(key.format, range(9))), None, "")
+    assert list(score.chosen(among, "2-3").problems) == [key.format(2), key.format(3)]
