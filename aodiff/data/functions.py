@@ -35,7 +35,7 @@ def functions(source: str, longest: int) -> list[str]:
         tree = ast.parse(source)
     except SyntaxError:  # some modules are broken on purpose
         return []
-    lines = source.splitlines()
+    lines = source.split("\n")  # as `ast` does: a form feed ends no line
     nodes = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     spans = sorted({(n.lineno, n.end_lineno) for n in nodes})
     found = (textwrap.dedent("\n".join(lines[first - 1 : last])) for first, last in spans)
