@@ -93,6 +93,8 @@ def test_holes_keep_their_bounds_and_lose_masks_at_random():
     gone = scipy.stats.hypergeom.pmf(range(4), 7, 4, 3)
     law = np.array([gone[0], gone[1], gone[2] + gone[3]]) * 4000
     assert scipy.stats.chisquare(np.bincount(4 - second, minlength=3), law).pvalue > 1e-3
+    kept = np.asarray(fit(keys, whole([0, 3, 0, 0, 0]), jnp.full(4000, 4), holes))
+    assert np.all(kept.sum(1) == 2)  # of 4 masks, 2 are for the second hole, in some later step
     mean = jnp.array([[1.0, 0, 2, 0.25, 0.25]])  # slot 1 is closed
     lift = jax.tree.map(lambda x: x[:1], holes).lift(mean, mean > 0)
     assert lift.tolist() == [[0, 0, 0, 0.75, 0.75]]
