@@ -5,6 +5,7 @@ Methods keep neither their indentation nor their class. Splits share no module.
 """
 
 import ast
+import functools
 import textwrap
 
 import numpy as np
@@ -51,6 +52,17 @@ def parses(text: str) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=4)
+def texts_of(longest: int) -> dict[str, list[str]]:
+    """The `functions` of the library by split, each text once."""
+    found, seen = {}, set()
+    for split, modules in split_documents(python_stdlib()).items():
+        texts = dict.fromkeys(text for module in modules for text in functions(module, longest))
+        found[split] = [text for text in texts if text not in seen]
+        seen.update(found[split])
+    return found
+
+
 def open_splits(config: ConfigDict) -> dict[str, Source]:
     """Rows with their `length`, or of one length on a canvas; each text once.
 
@@ -64,13 +76,8 @@ def open_splits(config: ConfigDict) -> dict[str, Source]:
             f"{config.name} is filled up with the end symbol of a tokenizer, and {tokenizer.spec} "
             f"has none; use byte or gpt2, or {NAMES[0]}"
         )
-    found, seen = {}, set()
-    for split, modules in split_documents(python_stdlib()).items():
-        texts = dict.fromkeys(
-            t for m in modules for t in functions(m, n if tokenizer.unit == "byte" else LONGEST * n)
-        )
-        texts = [t for t in texts if t not in seen]
-        seen.update(texts)
+    found = {}
+    for split, texts in texts_of(n if tokenizer.unit == "byte" else LONGEST * n).items():
         rows = [ids for ids in map(tokenizer.encode, texts) if len(ids) <= n]
         if not rows:
             raise DataError(

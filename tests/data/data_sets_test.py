@@ -13,6 +13,8 @@ LENGTHS |= {"skeleton": 17, "chain_pose": 15, "sudoku4": 16, "sudoku": 81}
 def config(name: str, **values):
     c = base().data
     c.name, c.seq_len = name, LENGTHS.get(name, 64)
+    if "maze" in name:
+        c.clues, c.maze = (2, 2), (5, 0.5)
     c.update(values)
     return c
 

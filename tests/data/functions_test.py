@@ -27,6 +27,14 @@ class C:
 )
 
 
+@pytest.fixture(autouse=True)
+def another_library():
+    """What is kept of one library is not kept for another."""
+    functions.texts_of.cache_clear()
+    yield
+    functions.texts_of.cache_clear()
+
+
 def test_functions_of_a_module_are_dedented_programs_of_the_right_size():
     found = functions.functions(MODULE, 120)
     assert [text.split("(")[0] for text in found] == ["async def method"]
