@@ -6,7 +6,7 @@
 One command trains the model and its arms with equal optimiser and steps, masked diffusion ("mdm")
 and left to right ("ar"), on the same strings filled up with an end symbol. Templates to fill in are
 lines of sample.given, such as ["def f(x):\\n", null, "\\n    return y", {"masks": 2}], where null takes
-any number of tokens.
+any number of tokens; {"hole": [2, 9]} takes two to nine (more than the model would is off its law).
 
 | preset | what | hardware, time | expected | status |
 | --- | --- | --- | --- | --- |
