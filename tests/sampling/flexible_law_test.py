@@ -75,12 +75,12 @@ def insertions(mean, chance, room, rule):
 
 
 @functools.cache
-def chain(steps, pair, rule, rate="exact"):
+def chain(choices, pair, rule, rate="exact"):
     """Law of the strings that a sampler writes that reveals each mask on its own."""
+    steps = choices
     alphas, reveal, come = map(np.asarray, inserter(pair, steps, rate=rate, count=rule).tables())
     law = dict.fromkeys(STATES, 0.0) | {(): 1.0}
-    shared = np.resize(alphas, max(steps, 256))  # one shape, one program
-    f_by_step, gap_by_step = (np.asarray(x, np.float64) for x in posterior(shared))
+    f_by_step, gap_by_step = (np.asarray(x, np.float64) for x in posterior(jnp.asarray(alphas)))
     for k in range(steps):
         after = dict.fromkeys(STATES, 0.0)
         for state, mass in law.items():
@@ -148,12 +148,7 @@ def test_samples_follow_the_chain(pair, rule, rate):
     assert pvalue(found[:6], SHARES[:6]) < 1e-3  # four steps are too few, and that is seen
 
 
-OTHERS = ("random", "margin", "entropy", "l2r", "r2l")
-
-
-@pytest.mark.parametrize(
-    "score", ["max_prob", *(pytest.param(s, marks=pytest.mark.slow) for s in OTHERS)]
-)
+@pytest.mark.parametrize("score", ["max_prob", "r2l"])
 def test_with_many_steps_samples_follow_the_law(score):
     """Whatever chooses which mask comes first, from what is visible: flexmdm.md 7.4."""
     found = draw_toy(inserter(POWERS, 64, score=score), 2500)
@@ -212,10 +207,10 @@ def grow(rule, keys, alphas, chances):
 
 @functools.cache
 def grown(rule, rise, steps, last=True):
-    """800 lengths of an oracle; without the `last` step, as published samplers have it."""
+    """2000 lengths of an oracle; without the `last` step, as published samplers have it."""
     alphas, _, chances = inserter((rise, "linear"), steps).tables()
     chances = chances if last else chances.at[-1].set(0)
-    return np.asarray(grow(rule, jax.random.split(jax.random.key(2), 800), alphas, chances))
+    return np.asarray(grow(rule, jax.random.split(jax.random.key(2), 2000), alphas, chances))
 
 
 def length_distance(lengths):
@@ -238,7 +233,7 @@ def length_distance(lengths):
 )
 def test_lengths_that_an_oracle_writes(rule, rise, steps, expected):
     """flexmdm.md 7.3: thinning is exact with any number of steps, the others are not."""
-    assert abs(length_distance(grown(rule, rise, steps)) - expected) < 0.06
+    assert abs(length_distance(grown(rule, rise, steps)) - expected) < 0.035
 
 
 def test_lengths_are_short_with_one_mask_a_gap_or_without_the_last_step():
@@ -251,4 +246,4 @@ def test_lengths_are_short_with_one_mask_a_gap_or_without_the_last_step():
         found = grown(rule, rise, 16, last)
         assert abs(found.mean() - mean) < error(found) + 0.05
     for rule, expected in {"poisson": 0.782, "thin": 0.724}.items():
-        assert abs(length_distance(grown(rule, "linear", 16, False)) - expected) < 0.06
+        assert abs(length_distance(grown(rule, "linear", 16, False)) - expected) < 0.035
