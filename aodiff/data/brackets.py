@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from scipy.special import gammaln
 
 from aodiff.data.info import CANVAS, DataError, DataInfo
-from aodiff.data.sources import GeneratedSource, Source
+from aodiff.data.sources import GeneratedSource, Source, generated_spans
 from aodiff.data.synthetic import ROWS, uniforms
 from aodiff.data.tokenizers import make_tokenizer
 
@@ -137,12 +137,7 @@ def strings(law: np.ndarray, seed: int, rows: np.ndarray) -> np.ndarray:
 
 def open_splits(config: ConfigDict) -> dict[str, Source]:
     """Strings by split, those held out first."""
-    law, held = law_of_lengths(config), config.eval_rows
-    spans = {
-        "train": (2 * held, config.train_rows),
-        "validation": (0, held),
-        "test": (held, held),
-    }
+    law = law_of_lengths(config)
     numbers = (*np.flatnonzero(law).tolist(), config.law_seed, config.seq_len)
     canvas, holes = config.name.endswith(CANVAS), config.name in INFILL
     parts = {
@@ -154,5 +149,5 @@ def open_splits(config: ConfigDict) -> dict[str, Source]:
     name = f"{config.name}/{VERSION} {numbers}"
     return {
         split: BracketsSource(sample, start, length, config.seq_len, name, **parts)
-        for split, (start, length) in spans.items()
+        for split, (start, length) in generated_spans(config).items()
     }

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from aodiff.data.info import CANVAS, DataError, DataInfo
 from aodiff.data.maze import Maze, carve, survey
-from aodiff.data.sources import GeneratedSource
+from aodiff.data.sources import GeneratedSource, generated_spans
 from aodiff.data.synthetic import ROWS, uniforms
 
 VERSION = 1
@@ -168,12 +168,7 @@ class PathsSource(GeneratedSource):
 
 def open_splits(config: ConfigDict) -> dict[str, PathsSource]:
     """Paths by split, those held out first."""
-    maze, leg, held = make_maze(config), longest_leg(config), config.eval_rows
-    spans = {
-        "train": (2 * held, config.train_rows),
-        "validation": (0, held),
-        "test": (held, held),
-    }
+    maze, leg = make_maze(config), longest_leg(config)
     clues, canvas = tuple(config.clues), config.name.endswith(CANVAS)
     sample = functools.partial(paths, maze, clues, leg, config.seq_len - clues[1], config.law_seed)
     numbers = (*config.maze, *clues, config.law_seed, config.seq_len)
@@ -185,5 +180,5 @@ def open_splits(config: ConfigDict) -> dict[str, PathsSource]:
     }
     return {
         split: PathsSource(sample, start, length, config.seq_len, name, **parts)
-        for split, (start, length) in spans.items()
+        for split, (start, length) in generated_spans(config).items()
     }

@@ -65,6 +65,19 @@ class ArraySource:
         return {name: array[rows] for name, array in self.arrays.items()}
 
 
+def generated_spans(config) -> dict[str, tuple[int, int]]:
+    """First row and number of rows of each split of a generator's stream.
+
+    Held-out rows come first, so that train_rows can change without changing them.
+    """
+    held = config.eval_rows
+    return {
+        "train": (2 * held, config.train_rows),
+        "validation": (0, held),
+        "test": (held, held),
+    }
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class GeneratedSource:
     """Row r is `sample(start + r)`, a pure function; nothing is stored.

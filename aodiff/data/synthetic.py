@@ -12,7 +12,7 @@ import scipy.special
 from ml_collections import ConfigDict
 
 from aodiff.data.info import DataError, DataInfo
-from aodiff.data.sources import GeneratedSource, Source
+from aodiff.data.sources import GeneratedSource, Source, generated_spans
 
 VERSION = 1
 LAW, ROWS = range(2)  # second key word: what the random numbers are for
@@ -263,13 +263,6 @@ def describe(config: ConfigDict) -> DataInfo:
 
 def generated_splits(law: TreeLaw, config: ConfigDict, name: str) -> dict[str, Source]:
     """Rows drawn from `law` by split; `name` states the law and every parameter of it."""
-    # Held-out rows come first, so that train_rows can change without changing them.
-    held_out = config.eval_rows
-    spans = {
-        "train": (2 * held_out, config.train_rows),
-        "validation": (0, held_out),
-        "test": (held_out, held_out),
-    }
     return {
         split: GeneratedSource(
             sample=functools.partial(law.sample, config.law_seed),
@@ -278,7 +271,7 @@ def generated_splits(law: TreeLaw, config: ConfigDict, name: str) -> dict[str, S
             seq_len=config.seq_len,
             law=name,
         )
-        for split, (start, length) in spans.items()
+        for split, (start, length) in generated_spans(config).items()
     }
 
 

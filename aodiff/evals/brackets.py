@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from aodiff.data import DataInfo, brackets
-from aodiff.evals.trained import Trained, ended
+from aodiff.evals.trained import Trained, as_asked, ended
 from aodiff.figures_trace import over_calls, trace
 
 SINE = dict(insertion="sin", unmasking="linear")
@@ -67,13 +67,12 @@ def measure(trained: Trained) -> dict[str, float]:
     config, info = trained.config, trained.info
     law, n = brackets.law_of_lengths(config.data), info.seq_len
     nothing = np.zeros((config.eval.samples, n), np.int32)
-    as_asked = {key: value for key, value in config.sample.to_dict().items() if key != "given"}
     found = {"excess": trained.nats_per_row - brackets.entropy(law)}
     noise = np.random.default_rng(0).choice(n + 1, len(nothing), p=law)
     found |= {f"data/length_{k}": v for k, v in distances(noise, law).items()}
     found["data/mean_length"] = law @ np.arange(n + 1)
     for name, sample in ways(config).items():
-        out = trained.complete(nothing, nothing > 0, **(as_asked | sample))
+        out = trained.complete(nothing, nothing > 0, **(as_asked(config) | sample))
         numbers = of_strings(ended(out, brackets.END), law)
         numbers["calls"] = np.mean(out.calls) if out.calls is not None else n
         found |= {f"{name}/{key}": value for key, value in numbers.items()}

@@ -11,7 +11,7 @@ from aodiff.core.empirical import entropy
 from aodiff.data import DataInfo, functions
 from aodiff.data.functions import parses
 from aodiff.evals import any_order
-from aodiff.evals.trained import Trained, ended
+from aodiff.evals.trained import Trained, as_asked, ended
 from aodiff.figures_trace import trace
 from aodiff.sampling.samples import Samples
 
@@ -38,9 +38,8 @@ def measure(trained: Trained) -> dict[str, float]:
     Writes `trace.png`, the longest sample that parses as it grew.
     """
     config, info = trained.config, trained.info
-    as_asked = {key: value for key, value in config.sample.to_dict().items() if key != "given"}
     nothing = np.zeros((config.eval.samples, info.seq_len), np.int32)
-    out = trained.complete(nothing, nothing > 0, **as_asked)
+    out = trained.complete(nothing, nothing > 0, **as_asked(config))
     rows = ended(out, info.tokenizer.eos)
     tokens, scored = trained.rows(config.eval.split, config.eval.samples)
     ids = Samples(tokens, scored.sum(axis=1), tokens)
@@ -59,7 +58,7 @@ def measure(trained: Trained) -> dict[str, float]:
         found[f"unigram_entropy{end}"] = entropy(counts) / np.log(2)
     found |= orders(info, rows, out.step)
     if getattr(trained.method, "grows", False):
-        found |= lines(trained, real, as_asked)
+        found |= lines(trained, real)
     if jax.process_index() == 0:
         row = max(range(len(rows)), key=lambda i: (is_program(info, rows[i]), len(rows[i])))
         live = slice(0, len(rows[row]))
@@ -121,7 +120,7 @@ def orders(info: DataInfo, rows: list[np.ndarray], steps: np.ndarray) -> dict[st
     return {"programs": len(found.get(any_order.SCORES[0], []))} | means
 
 
-def lines(trained: Trained, rows: list[np.ndarray], as_asked: dict) -> dict[str, float]:
+def lines(trained: Trained, rows: list[np.ndarray]) -> dict[str, float]:
     """Takes one line out of each function of three lines or more and has it written anew."""
     holes = [hole for row in rows if (hole := line_hole(row, trained.info)) is not None]
     if not holes:
@@ -132,7 +131,7 @@ def lines(trained: Trained, rows: list[np.ndarray], as_asked: dict) -> dict[str,
         after = len(row) - last
         tokens[i, :first], given[i, :first] = row[:first], True
         tokens[i, n - after :], given[i, n - after :] = row[last:], True
-    out = trained.complete(tokens, given, **as_asked)
+    out = trained.complete(tokens, given, **as_asked(trained.config))
     new = [row[:length] for row, length in zip(out.tokens, out.lengths, strict=True)]
     exact = [np.array_equal(a, row) for a, (row, _, _) in zip(new, holes, strict=True)]
     valid = [parses(trained.info.text(row)) for row in new]

@@ -15,7 +15,8 @@ import numpy as np
 
 from aodiff.data import DataInfo, brackets
 from aodiff.data.pipeline import as_batch
-from aodiff.evals.trained import Trained, ended
+from aodiff.evals.brackets import distances
+from aodiff.evals.trained import Trained, as_asked, ended
 from aodiff.writers import replace_text
 
 COLUMNS = ("right", "right_se", "balanced", "length_tv", "length_w1", "calls")
@@ -46,22 +47,21 @@ def measure(trained: Trained) -> dict[str, float]:
         for row, given, first, length in zip(tokens, kept, holes, whole, strict=True)
     ]
     exact = np.mean([law_of_hole(*side, law) for side in sides], axis=0)
-    as_asked = {key: value for key, value in config.sample.to_dict().items() if key != "given"}
     found, outcomes = {}, {}
     for name, (start, given) in templates(trained, sides, whole, law).items():
-        out = trained.complete(start, given, **as_asked)
+        out = trained.complete(start, given, **as_asked(config))
         strings = ended(out, brackets.END)
         sizes = np.array([len(s) for s in strings])
         written = sizes - [len(a) + len(b) for a, b in sides]
         balanced = np.array([brackets.balanced(s) for s in strings])
         right = balanced & (law[sizes] > 0)
-        share = np.bincount(np.maximum(written, 0), minlength=len(law)) / len(written)
+        off = distances(np.maximum(written, 0), exact)
         numbers = {
             "right": right.mean(),
             "right_se": right.std() / math.sqrt(len(right)),
             "balanced": balanced.mean(),
-            "length_tv": np.abs(share - exact).sum() / 2,
-            "length_w1": np.abs(np.cumsum(share - exact)).sum(),
+            "length_tv": off["tv"],
+            "length_w1": off["w1"],
             "calls": np.mean(out.calls),
         }
         outcomes[name] = right.astype(int).tolist()

@@ -17,7 +17,7 @@ from aodiff import data
 from aodiff.data import DataInfo, mazes
 from aodiff.data.maze import Maze
 from aodiff.data.mazes import Paths
-from aodiff.evals.trained import Trained
+from aodiff.evals.trained import Trained, as_asked, before_end
 from aodiff.writers import replace_text
 
 FAULTS = ("walls", "jumps", "order", "ends")
@@ -101,32 +101,32 @@ def path_of(row: np.ndarray, trained: Trained, end: int) -> np.ndarray:
     """The cells of a written row (n,), without the prompt and what comes after an end symbol."""
     if trained.info.name.endswith(data.CANVAS):
         row = row[trained.config.data.clues[1] :]
-    return row[: np.argmax(np.append(row == end, True))]
+    return before_end(row, end)
 
 
 def templates(
     trained: Trained, truth: Paths, others: Paths, end: int
 ) -> dict[str, tuple[np.ndarray, np.ndarray, dict]]:
     """Rows (N, n), what is given of them and values of `config.sample`, by the name of a way."""
-    as_asked = {k: v for k, v in trained.config.sample.to_dict().items() if k != "given"}
+    asked = as_asked(trained.config)
     n, most = trained.info.seq_len, truth.stops.shape[1]
     if not trained.info.name.endswith(data.CANVAS):
-        ways = {f"inserted/{k}": as_asked | {"steps": k} for k in trained.config.eval.steps}
+        ways = {f"inserted/{k}": asked | {"steps": k} for k in trained.config.eval.steps}
         rows = apart(truth.stops, n, end)
-        return {name: (*rows, way) for name, way in (ways or {"inserted": as_asked}).items()}
+        return {name: (*rows, way) for name, way in (ways or {"inserted": asked}).items()}
     behind_prompt = lambda tokens, given: (
         np.concatenate([truth.stops, tokens], axis=1),
         np.concatenate([np.ones(truth.stops.shape, bool), given], axis=1),
     )
     nothing = np.zeros((len(truth.stops), n - most), int)
-    asked = {"prompt": behind_prompt(nothing, nothing > 0)}
+    starts = {"prompt": behind_prompt(nothing, nothing > 0)}
     if trained.config.method.name != "mdm":
-        return {"prompt": (*asked["prompt"], as_asked)}
-    asked["drawn"] = behind_prompt(*placed(truth.stops, drawn(truth, others, end), end))
-    asked["told"] = behind_prompt(*placed(truth.stops, truth.given, end))
+        return {"prompt": (*starts["prompt"], asked)}
+    starts["drawn"] = behind_prompt(*placed(truth.stops, drawn(truth, others, end), end))
+    starts["told"] = behind_prompt(*placed(truth.stops, truth.given, end))
     return {
-        f"{name}, {way}": (*rows, as_asked | {"order": order})
-        for name, rows in asked.items()
+        f"{name}, {way}": (*rows, asked | {"order": order})
+        for name, rows in starts.items()
         for way, order in (("random", "random"), ("likely first", "max_prob"))
     }
 

@@ -23,13 +23,21 @@ EXACT = dict(
 )
 
 
+def before_end(row: np.ndarray, end: int | None) -> np.ndarray:
+    """A row of ids (n,) up to its first end symbol, if it has one."""
+    ends = np.flatnonzero(row == end)
+    return row[: ends[0]] if len(ends) else row
+
+
 def ended(out: Samples, end: int | None) -> list[np.ndarray]:
     """Ids of each row up to its length and the first end symbol."""
-    found = []
-    for row, length in zip(out.tokens, out.lengths, strict=True):
-        ends = np.flatnonzero(row[:length] == end)
-        found.append(row[: ends[0] if len(ends) else length])
-    return found
+    pairs = zip(out.tokens, out.lengths, strict=True)
+    return [before_end(row[:length], end) for row, length in pairs]
+
+
+def as_asked(config) -> dict[str, Any]:
+    """The values of `config.sample`, but for the file of rows to complete."""
+    return {key: value for key, value in config.sample.to_dict().items() if key != "given"}
 
 
 def decoding(config, **sample) -> ml_collections.ConfigDict:

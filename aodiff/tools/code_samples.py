@@ -14,6 +14,7 @@ import numpy as np
 
 from aodiff.data import DataError, DataInfo
 from aodiff.evals.problems import EvalSet, Problem
+from aodiff.evals.trained import before_end
 from aodiff.generate import make_draw
 from aodiff.sampling.samples import Samples
 from aodiff.tools.runs import Run
@@ -165,9 +166,8 @@ def answers(where: Sequence[Place], out: Samples, info: DataInfo) -> list[str]:
     """What was written between the given ends of the first rows, up to an end symbol."""
     texts = []
     for p, row, length in zip(where, out.tokens, out.lengths, strict=False):
-        written = row[p.before : length - p.after]
-        ends = np.flatnonzero(written == info.tokenizer.eos)
-        texts.append(info.tokenizer.decode(written[: ends[0] if len(ends) else len(written)]))
+        written = before_end(row[p.before : length - p.after], info.tokenizer.eos)
+        texts.append(info.tokenizer.decode(written))
     return texts
 
 

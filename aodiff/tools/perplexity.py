@@ -26,6 +26,7 @@ from aodiff.data import DataError
 from aodiff.data.pipeline import as_batch
 from aodiff.data.tokenizers import Tokenizer
 from aodiff.evals.problems import mean_and_error, read_rows
+from aodiff.evals.trained import before_end
 from aodiff.evaluate import make_scorers
 from aodiff.main import SENTENCES
 from aodiff.tools.runs import Run, open_run
@@ -75,8 +76,7 @@ def read_samples(path: Path, tokenizer: Tokenizer) -> list[np.ndarray]:
     found = []
     for row in read_rows(path, ("tokens",)):
         ids = np.array(row["tokens"][: row.get("length")], np.int32)
-        ends = np.flatnonzero(ids == tokenizer.eos)
-        found.append(ids[: ends[0] if len(ends) else len(ids)])
+        found.append(before_end(ids, tokenizer.eos))
     return found
 
 
