@@ -48,7 +48,6 @@ RATES: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] = {
     "exponential": (lambda *step: -jnp.expm1(-_hazard(*step)), _euler),
     "tau": (lambda *step: _hazard(*step) * jnp.exp(-_hazard(*step)), _euler),
 }
-REVEALS = ("binomial", "poisson")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +170,7 @@ def sample(
         step_keys = rng.fold(keys, state.step)
         masked = masked_positions(state, mask_id) & ~state.done[:, None]
         left = jnp.sum(masked, axis=1, dtype=jnp.int32)
-        number = _REVEALS[inserter.reveal](rng.fold(step_keys, _COUNT), masked, reveal_chance[i])
+        number = REVEALS[inserter.reveal](rng.fold(step_keys, _COUNT), masked, reveal_chance[i])
         number = jnp.where(inserting, number, -(-left // jnp.maximum(total - state.step, 1)))
         eligible = jnp.where(inserting, among(masked, number, inserter), masked)
         answer = functools.partial(call, state, alpha, masked, eligible, number, step_keys)
@@ -271,7 +270,7 @@ def _poisson(keys: jax.Array, masked: jax.Array, chance: jax.Array) -> jax.Array
     return jnp.minimum(jax.vmap(jax.random.poisson)(keys, left * chance), left)
 
 
-_REVEALS = dict(zip(REVEALS, (_binomial, _poisson), strict=True))
+REVEALS = {"binomial": _binomial, "poisson": _poisson}
 
 
 def in_buckets(predict: Predict, widths: tuple[int, ...]) -> Predict:

@@ -42,15 +42,9 @@ class Padded(FlexMDMMethod):
     """A model whose rows see all slots."""
 
     def predict(
-        self,
-        params: Params,
-        tokens: jax.Array,
-        length: jax.Array,
-        alpha: jax.Array,
-        slots: jax.Array | None = None,
+        self, params: Params, tokens: jax.Array, length: jax.Array, *rest: jax.Array | None
     ) -> Prediction:
-        full = jnp.full_like(length, tokens.shape[1])
-        return super().predict(params, tokens, full, alpha, slots)
+        return super().predict(params, tokens, jnp.full_like(length, tokens.shape[1]), *rest)
 
 
 def bench_flexmdm(size: str, rounds: int) -> dict[str, Any]:
